@@ -32,8 +32,8 @@ from dtj_operator.kube.cache import Cache, PodCache, View
 from dtj_operator.kube.caches import Caches
 from dtj_operator.kube.children import NETWORK_POLICY, SERVICE, ChildCache
 from dtj_operator.kube.discovery import missing_right, serves_jobs
+from dtj_operator.kube.jobs import Jobs
 from dtj_operator.kube.lease import Lease
-from dtj_operator.kube.node_leases import NodeLeases
 from dtj_operator.kube.nodes import NodeCache
 from dtj_operator.kube.optional import Feature
 from dtj_operator.kube.pod_groups import Gangs, PodGroupCache
@@ -95,7 +95,7 @@ class App:
         self._steady = Api(config, Bucket(UNLIMITED), chance, identity=identity)
         self._ask = HttpAsk()
         self.queue: WorkQueue[Key] = WorkQueue(chance)
-        self.jobs: set[Key] = set()  # every job that kopf's watch or a list has shown
+        self.jobs = Jobs(self._api, self.queue.add, time.monotonic)
         self._leads = self._takes_over = False
         self._no_jobs = ""  # why the jobs cannot be read, as far as is known
         self._lacks = ""  # rights to write that are missing, as far as is known
@@ -147,10 +147,10 @@ class App:
         ]
         gatherer = Gatherer(
             self._api,
+            self.jobs,
             caches,
             follow_pods[0].refresh,
             self._poller,
-            NodeLeases(self._api.get),
             readers=(
                 operator_peer(settings.operator_namespace, settings.operator_labels),
                 *settings.agent_readers,
@@ -159,7 +159,7 @@ class App:
             monotonic=time.monotonic,
         )
         self._reconciler = Reconciler(
-            self._api,
+            self.jobs,
             pods,
             gatherer,
             Applier(self._api, caches),
@@ -210,10 +210,9 @@ class App:
         listed   the job existed before the watch started, as every job does after an outage
         """
         if gone:
-            self.jobs.discard(key)
-        else:
-            self.jobs.add(key)
-        if self._leads and (gone or not self._reconciler.wrote(key, version)):
+            self.jobs.note_gone(key)
+        news = gone or self.jobs.note(key, version)
+        if self._leads and news:
             self.queue.add(key, patience_s=BACKLOG_PATIENCE_S if listed else 0.0)
 
     async def until_served(self) -> None:
@@ -336,33 +335,36 @@ class App:
                 return
 
     async def _list_jobs(self) -> bool:
-        """List the jobs and queue new ones; return whether it succeeded.
+        """List the jobs and queue those with news; return whether it succeeded.
 
         Jobs that are known are handled even if the API server cannot list them.
         """
-        jobs: set[Key] = set()
+        jobs: dict[Key, str] = {}
         try:
             for path in map(paths.jobs, self._namespaces):
                 found, _ = await read_list(self._steady, path, wire.decode_names, accept=METADATA_LIST)
-                jobs |= {Key(item.metadata.namespace, item.metadata.name) for item in found}
+                metas = (item.metadata for item in found)
+                jobs |= {Key(meta.namespace, meta.name): meta.resource_version for meta in metas}
         except Exception as error:  # noqa: BLE001 - one job must not keep the others from being listed later
             _log.warning("cannot list the jobs", extra={"error": str(error)})
             return False
-        for key in jobs - self.jobs:
-            self.queue.add(key, patience_s=BACKLOG_PATIENCE_S)
-        self.jobs = jobs
+        for key in self.jobs.shown.keys() - jobs:
+            self.jobs.note_gone(key)
+        for key, version in jobs.items():
+            if self.jobs.note(key, version):
+                self.queue.add(key, patience_s=BACKLOG_PATIENCE_S)
         return True
 
     def _known(self) -> set[Key]:
         """Jobs, and jobs that are gone but have left something."""
-        return self.jobs.union(*(reflector.keys() for reflector in self._required))
+        return set(self.jobs.shown).union(*(reflector.keys() for reflector in self._required))
 
     def _child_changed(self, key: Key, can_wait: bool = False) -> None:
         if not self._leads:
             if self._takes_over and not can_wait:
                 self._hurry(key)
             return
-        if can_wait or key not in self.jobs:  # the children of a deleted job disappear one by one
+        if can_wait or key not in self.jobs.shown:  # the children of a deleted job disappear one by one
             self.queue.add_after(key, POD_CHANGE_DELAY_S, patience_s=PATIENCE_S)
         else:
             self.queue.add(key)

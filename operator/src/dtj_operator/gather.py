@@ -1,18 +1,18 @@
 """Makes a snapshot for a key: reads the job from the API, the rest from caches, progress from the last poll.
 
-The job is always read, never taken from an event, because its status is the operator's memory. Children whose
-absence the caches are not sure of are read before anything is concluded. A worker reconciles the key; the
-planner gets the snapshot.
+The job is never taken from an event, because its status is the operator's memory: see `kube/jobs.py`.
+Children whose absence the caches are not sure of are read before anything is concluded. A worker reconciles
+the key; the planner gets the snapshot.
 """
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from dtj_operator.kube import paths
-from dtj_operator.kube.api import Api, decode
+from dtj_operator.kube.api import Api
 from dtj_operator.kube.caches import Caches
 from dtj_operator.kube.children import ChildCache
 from dtj_operator.kube.errors import NotFound
+from dtj_operator.kube.jobs import Jobs
 from dtj_operator.kube.node_leases import NodeLeases
 from dtj_operator.model import names, spec
 from dtj_operator.model.children import Child
@@ -35,20 +35,20 @@ class Gatherer:
     def __init__(
         self,
         api: Api,
+        jobs: Jobs,
         caches: Caches,
         refresh: Callable[[Key], Awaitable[None]],
         poller: Poller,
-        leases: NodeLeases,
         *,
         readers: tuple[Json, ...],
         wall: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
-        self._api, self._caches = api, caches
+        self._jobs, self._caches = jobs, caches
         self._verifier = Verifier(api, caches, refresh)
         self._queues = QueueReader(api, caches)
         self._poller, self._readers = poller, readers
-        self._leases, self._wall, self._monotonic = leases, wall, monotonic
+        self._leases, self._wall, self._monotonic = NodeLeases(api.get), wall, monotonic
         self._recovery: dict[Key, Recovery] = {}  # of jobs, for what is left of them after their deletion
 
     async def gather(self, key: Key, raw: Json | None = None) -> tuple[Snapshot, Json] | Gone | None:
@@ -58,7 +58,7 @@ class Gatherer:
         """
         if raw is None:
             try:
-                raw = decode(await self._api.get(paths.job(key)))
+                raw = await self._jobs.read(key)
             except NotFound:
                 return self._gone(key)
         meta = raw["metadata"]

@@ -12,10 +12,9 @@ from dtj_operator import job_metrics, metrics
 from dtj_operator.apply import Applier
 from dtj_operator.engine.worker import TryLater
 from dtj_operator.gather import Gatherer
-from dtj_operator.kube import paths, wire
-from dtj_operator.kube.api import METADATA, Api, decode
 from dtj_operator.kube.cache import PodCache
 from dtj_operator.kube.errors import ApiError, Conflict, NotFound, Refused
+from dtj_operator.kube.jobs import Jobs
 from dtj_operator.kube.recorder import Recorder
 from dtj_operator.model import names, private
 from dtj_operator.model.json import Json
@@ -52,7 +51,7 @@ class Reconciler:
 
     def __init__(
         self,
-        api: Api,
+        jobs: Jobs,
         cache: PodCache,
         gatherer: Gatherer,
         applier: Applier,
@@ -61,15 +60,10 @@ class Reconciler:
         *,
         may_act: Callable[[], bool],
     ) -> None:
-        self._api, self._cache, self._gatherer, self._applier = api, cache, gatherer, applier
+        self._jobs, self._cache, self._gatherer, self._applier = jobs, cache, gatherer, applier
         self._recorder, self._poller, self._may_act = recorder, poller, may_act
-        # When this process last wrote the status, and the resourceVersion after that.
-        self._written: dict[Key, tuple[float, str]] = {}
+        self._written: dict[Key, float] = {}  # when this process last wrote the status
         self._behind: dict[Key, float] = {}  # since when a change other than progress is not written yet
-
-    def wrote(self, key: Key, version: str) -> bool:
-        """Whether our own last write created this version of the job."""
-        return self._written.get(key, (0.0, ""))[1] == version
 
     async def __call__(self, key: Key) -> float | None:
         """Return the seconds until the next reconcile, or None if only an event can change anything."""
@@ -83,10 +77,8 @@ class Reconciler:
 
     async def _report_too_deep(self, key: Key) -> None:
         """Send an Event about a job whose template is nested too deeply to be handled."""
-        meta = wire.decode_named(await self._api.get(paths.job(key), accept=METADATA)).metadata
-        self._warn(
-            key, meta.uid, "TooDeep", "a field of spec.template is nested too deeply to be read; remove it"
-        )
+        note = "a field of spec.template is nested too deeply to be read; remove it"
+        self._warn(key, await self._jobs.uid(key), "TooDeep", note)
 
     def _warn(self, key: Key, uid: str, reason: str, note: str) -> None:
         """Send an Event about a job whose status cannot say it."""
@@ -157,12 +149,11 @@ class Reconciler:
     ) -> tuple[float | None, Json | None]:
         """Write the status if it is due; return when it will be due otherwise, and the job as written."""
         stored = s.memory.raw
-        last_write, _ = self._written.get(key, (0.0, ""))
         due = pace.write_at(
             stored,
             status,
             now=s.now,
-            last_write=last_write,
+            last_write=self._written.get(key, 0.0),
             progress_due=self._poller.may_write(key),
             stale_since=self._behind.get(key),
             pods_created=begun,
@@ -175,10 +166,9 @@ class Reconciler:
             if stored.get("progress") == status.get("progress"):
                 self._poller.note_written(key, s.progress)
             return due, None
-        version = {"resourceVersion": job["metadata"]["resourceVersion"]}
-        patch = {"metadata": version, "status": pace.merge_patch(stored, status)}
+        version, patch = job["metadata"]["resourceVersion"], pace.merge_patch(stored, status)
         try:
-            answer = decode(await self._api.patch(f"{paths.job(key)}/status", patch))
+            answer = await self._jobs.write_status(key, version, patch)
         except NotFound:
             return s.now, None
         except ApiError as error:
@@ -189,7 +179,7 @@ class Reconciler:
                 note = f"the API server does not store the job's status: {error.message}"
                 self._warn(key, s.job.uid, "StatusRefused", note)
             raise
-        self._written[key] = s.now, str(answer["metadata"]["resourceVersion"])
+        self._written[key] = s.now
         self._behind.pop(key, None)
         self._poller.note_written(key, s.progress)
         self._announce(key, s, verdict, status)

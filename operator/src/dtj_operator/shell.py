@@ -88,7 +88,9 @@ def _registry(settings: Settings) -> kopf.OperatorRegistry:
     async def login(memo: Any, **_: Any) -> kopf.AiohttpSession:
         await memo.app.until_served()  # kopf makes no request before this handler returns
         loaded = await config.load()
-        return kopf.AiohttpSession(server=loaded.host, aiohttp_session=job_stream.session(loaded))
+        return kopf.AiohttpSession(
+            server=loaded.host, aiohttp_session=job_stream.session(loaded, memo.app.jobs.note)
+        )
 
     @kopf.on.startup(registry=registry, errors=kopf.ErrorsMode.PERMANENT)
     async def startup(memo: kopf.Memo, **_: Any) -> None:

@@ -98,6 +98,7 @@ async def test_running_job_survives_a_value_that_only_a_newer_operator_knows(
         await cluster.until(condition("Failed", reason="BadSpec"), "never-begun")
         _, since = granted.audit_from(0)
         await kubelet.finish("job-1", 1)
+        await cluster.api.patch(path, {"metadata": {"annotations": {"note": "read this job again"}}})
         await until_read(granted, since, path, 200, times=1)
         await older.stop()
 

@@ -129,7 +129,7 @@ async def test_follower_queues_nothing() -> None:
         app.on_job(Key("ns", "gone"), "1", gone=True, listed=False)
 
         assert (len(app.queue), app.queue._timers) == (0, {})
-        assert Key("ns", "new") in app.jobs
+        assert Key("ns", "new") in app.jobs.shown
 
 
 async def test_new_leader_handles_jobs_with_a_fault_first_and_then_all_others() -> None:
@@ -169,7 +169,7 @@ async def test_jobs_of_a_list_yield_for_a_minute_to_jobs_that_changed(found_by: 
                 for key in listed:
                     app.on_job(key, "1", gone=False, listed=True)
             elif found_by == "resync":
-                app.jobs.update(listed)
+                app.jobs.shown.update(dict.fromkeys(listed, "1"))
             lists.items[JOBS] = [named(key.name) for key in (busy, *listed)]
             while not app.queue._waiting.keys() >= {*listed}:  # noqa: ASYNC110 - filled by another task
                 await asyncio.sleep(0.01)

@@ -1,5 +1,6 @@
 """When a job is reconciled again after a reconcile; its status is written over a real socket."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
@@ -12,6 +13,7 @@ from dtj_operator.apply import Applied
 from dtj_operator.engine.worker import TryLater
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
+from dtj_operator.kube.jobs import Jobs
 from dtj_operator.model.names import Key
 from dtj_operator.plan.actions import Action, CreatePod, DeletePod
 from dtj_operator.plan.snapshot import Snapshot
@@ -57,13 +59,17 @@ class World:
         pass
 
 
+def jobs_of(api: Api) -> Jobs:
+    return Jobs(api, lambda _: None, time.monotonic)
+
+
 async def again_s(found: JobBuilder, outcome: Applied = DONE) -> float | None:
     """Seconds until the next reconcile, after one that wrote the status."""
     world = World(found.snapshot(), outcome)
     async with serving(says({"metadata": {"resourceVersion": "8"}})) as server:
         api = Api(server.config, Bucket(1e9), Random(0))
         reconcile = Reconciler(
-            *(api, world, world, world, world, world),  # type: ignore[arg-type]
+            *(jobs_of(api), world, world, world, world, world),  # type: ignore[arg-type]
             may_act=lambda: True,
         )
         try:
@@ -155,7 +161,7 @@ async def steps(cluster: Cluster) -> tuple[float | None, list[str]]:
     async with serving(cluster.patch, cluster.patch) as server:
         api = Api(server.config, Bucket(1e9), Random(0))
         reconcile = Reconciler(
-            *(api, cluster, cluster, cluster, cluster, cluster),  # type: ignore[arg-type]
+            *(jobs_of(api), cluster, cluster, cluster, cluster, cluster),  # type: ignore[arg-type]
             may_act=lambda: True,
         )
         try:

@@ -82,7 +82,7 @@ class Cache(Generic[V]):
         found   the object was read by name, whatever label it has
         """
         known = self._views.get(view.key, {}).get(view.name)
-        outdated = known is not None and known.uid == view.uid and not _later(view.version, known.version)
+        outdated = known is not None and known.uid == view.uid and not later(view.version, known.version)
         if outdated or self._is_dead(view, found):
             return
         view = self._stamped(view, known)
@@ -98,7 +98,7 @@ class Cache(Generic[V]):
         """Remove an object that the watch reports as deleted: it is gone, or it only lost its label."""
         known = self._views.get(view.key, {}).get(view.name)
         ours = known is not None and known.uid == view.uid
-        if ours and known is not None and _later(known.version, view.version):
+        if ours and known is not None and later(known.version, view.version):
             return  # a newer version was read after this event
         self.remove(view)
         if ours and not view.removed:
@@ -147,7 +147,7 @@ class Cache(Generic[V]):
         keys = [each for each in self._views if namespace in (None, each.namespace)]
         known = [view for each in ([key] if key else keys) for view in self.of(each)]
         for view in known:
-            if view.uid not in listed and not _later(view.version, version):
+            if view.uid not in listed and not later(view.version, version):
                 self.remove(view)
                 if key is None and not view.removed:
                     self.unverified.add(view.key, view.name)
@@ -164,7 +164,7 @@ class Cache(Generic[V]):
         died = self._tombstones.get(view.uid)
         if died is None or (found and view.version == died):
             return False
-        return not _later(view.version, died)
+        return not later(view.version, died)
 
     def _stamped(self, view: V, known: V | None) -> V:
         """The view to store, such as with the moment at which this process first saw a state."""
@@ -240,7 +240,7 @@ class PodCache(Cache[PodView]):
             self._on_pod(view.key, can_wait)
 
 
-def _later(version: str, than: str) -> bool:
+def later(version: str, than: str) -> bool:
     """Compare resourceVersions as numbers; if one is not a number, treat a different version as later.
 
     An object without a version was never stored in this state, so it is never later.

@@ -8,9 +8,11 @@ import pytest
 from aiohttp import web
 
 from dtj_operator.kube import job_stream
+from dtj_operator.model.names import Key
 from tests.unit.dtj_operator.kube.server import Handler, Json, Server, says, serving, streams
 
 JOBS = "/apis/dtj.dev/v1alpha1/distributedtrainingjobs"
+KNOWN = Key("ns", "known")
 DEEP = '{"a":' * 9_991 + "1" + "}" * 9_991
 
 
@@ -21,6 +23,10 @@ def job(name: str, fields: str = "{}") -> str:
 
 def event(kind: str, body: str) -> bytes:
     return b'{"type": "%s", "object": %s}\n' % (kind.encode(), body.encode())
+
+
+def is_news(key: Key, version: str) -> bool:
+    return (key, version) != (KNOWN, "7")
 
 
 def sends(text: str) -> Handler:
@@ -38,7 +44,10 @@ async def server() -> AsyncIterator[Server]:
 
 async def read(server: Server, path: str) -> Json:
     """Read a whole answer, as kopf does."""
-    async with job_stream.session(server.config) as session, session.get(server.url + path) as answer:
+    async with (
+        job_stream.session(server.config, is_news) as session,
+        session.get(server.url + path) as answer,
+    ):
         found: Json = await answer.json()
         return found
 
@@ -46,7 +55,7 @@ async def read(server: Server, path: str) -> Json:
 async def watched(server: Server) -> list[Json]:
     """Read the events of a watch, as kopf does."""
     async with (
-        job_stream.session(server.config) as session,
+        job_stream.session(server.config, is_news) as session,
         session.get(f"{server.url}{JOBS}?watch=true") as answer,
     ):
         chunks = [chunk async for chunk in answer.content.iter_chunked(1024)]
@@ -99,6 +108,21 @@ async def test_kopf_makes_a_new_list_after_any_other_line(server: Server, line: 
     assert await watched(server) == [{"type": "ERROR", "object": {"code": 410}}]
 
 
+async def test_what_the_operator_knows_moves_the_watch_of_kopf_forward_but_starts_nothing(
+    server: Server,
+) -> None:
+    server.script.append(
+        streams(
+            *(event(kind, job("known")) for kind in ("ADDED", "MODIFIED", "DELETED")),
+            event("ADDED", job("j")),
+        )
+    )
+    found = await watched(server)
+
+    assert [each["type"] for each in found] == ["BOOKMARK", "BOOKMARK", "DELETED", "ADDED"]
+    assert found[0]["object"]["metadata"]["resourceVersion"] == "7"
+
+
 async def test_only_metadata_of_jobs_is_requested_and_other_answers_stay_as_they_are() -> None:
     accepted: list[str] = []
 
@@ -118,13 +142,16 @@ async def test_only_metadata_of_jobs_is_requested_and_other_answers_stay_as_they
 
 async def test_errors_reach_kopf_unchanged(server: Server) -> None:
     server.script.append(says({"code": 404}, 404))
-    async with job_stream.session(server.config) as session, session.get(server.url + JOBS) as answer:
+    async with (
+        job_stream.session(server.config, is_news) as session,
+        session.get(server.url + JOBS) as answer,
+    ):
         assert (answer.status, await answer.json()) == (404, {"code": 404})
 
 
 async def test_token_is_sent(server: Server) -> None:
     config = server.config
     config.api_key["BearerToken"] = "Bearer secret"
-    async with job_stream.session(config) as session:
+    async with job_stream.session(config, is_news) as session:
         assert isinstance(session, aiohttp.ClientSession)
         assert session.headers["Authorization"] == "Bearer secret"
