@@ -7,16 +7,27 @@ is not installed again. pip itself stays outside: what comes with it could hide 
 """
 
 import importlib.util
+import re
 import subprocess
 import sys
 import venv
 from pathlib import Path
 
 _DEBIAN = Path("/usr/share/python-wheels")
+_BAD_RECIPE = 78  # the exit code after which the operator does not restart the job
+# What pip says of requirements that no try can meet, and of a network or an index that may work the next
+# time: pip also finds no package if it could not ask.
+_FINAL = re.compile(
+    "No matching distribution found|DO NOT MATCH THE HASHES|ResolutionImpossible|Invalid requirement"
+    "|Hashes are required|requires a different Python"
+)
+_PASSING = re.compile(
+    "connection broken|Could not fetch URL|HTTPError|HTTP error|ConnectionError|Temporary failure|timed out"
+)
 
 
 def main(folder: Path, options: list[str]) -> int:
-    """Install; return pip's exit code."""
+    """Install; return pip's exit code, or _BAD_RECIPE if the requirements cannot be met."""
     pip = _pip()
     if pip is None:
         print("the image has neither pip nor ensurepip: build an image with the packages", file=sys.stderr)
@@ -27,7 +38,13 @@ def main(folder: Path, options: list[str]) -> int:
     (folder / "site").symlink_to(site)
     quiet = ["--no-input", "--disable-pip-version-check", "--progress-bar=off"]
     command = [str(folder / "bin/python"), *pip, "install", "--no-cache-dir", *quiet, *options]
-    return subprocess.run(command, check=False).returncode
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace") as installing:
+        assert installing.stderr is not None
+        final = passing = False
+        for line in installing.stderr:
+            print(line, end="", file=sys.stderr, flush=True)
+            final, passing = final or bool(_FINAL.search(line)), passing or bool(_PASSING.search(line))
+    return _BAD_RECIPE if installing.returncode and final and not passing else installing.returncode
 
 
 def _pip() -> list[str] | None:

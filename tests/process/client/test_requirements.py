@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 from dtj_client.requirements import Requirements, install
+from tests.support.ports import free_port
 
 
 def wheel(folder: Path, name: str, requires: str = "") -> Path:
@@ -24,7 +25,7 @@ def wheel(folder: Path, name: str, requires: str = "") -> Path:
     return path
 
 
-def run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, text: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the init container's command in the folder, which stands for the pod's."""
     (folder / "requirements.txt").write_text(text)
     pod: dict[str, list[dict[str, list[str]]]] = {"initContainers": [], "volumes": []}
@@ -32,7 +33,7 @@ def run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     install(pod, {"volumeMounts": []}, found, code="/app", env={})
     _, *words = pod["initContainers"][0]["command"]
     here = [str(folder / "packages") if each == "/packages" else each for each in words]
-    env = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder)}
+    env = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder), **variables}
     return subprocess.run(
         [sys.executable, *here], cwd=folder, env=env, capture_output=True, text=True, check=False
     )
@@ -51,5 +52,17 @@ def test_packages_are_beside_those_of_the_image_and_hashes_are_checked(tmp_path:
     assert not (tmp_path / "packages/site/torch").exists()
 
     wrong = run(tmp_path, f"greeting==1 --hash=sha256:{right[::-1]}\n")
-    assert wrong.returncode == 1
+    assert wrong.returncode == 78, "the operator does not restart the job"
     assert "DO NOT MATCH THE HASHES" in wrong.stderr
+
+
+def test_package_that_does_not_exist_is_final_unless_the_index_could_not_be_asked(tmp_path: Path) -> None:
+    absent = run(tmp_path, "greeting==1\n")
+    assert absent.returncode == 78
+    assert "No matching distribution found for greeting==1" in absent.stderr
+
+    nobody_listens = f"http://127.0.0.1:{free_port()}/simple"
+    index = {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": nobody_listens, "PIP_RETRIES": "1"}
+    unasked = run(tmp_path, "greeting==1\n", **index)
+    assert unasked.returncode == 1
+    assert "No matching distribution found for greeting==1" in unasked.stderr

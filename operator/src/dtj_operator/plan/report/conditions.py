@@ -87,6 +87,15 @@ def waits_in_vain(s: Snapshot) -> Refusal | None:
     return waits if waits is not None and waits.reason not in UNBLOCKED else None
 
 
+def ending(s: Snapshot) -> str | None:
+    """How many pods of a suspended job are not gone yet; None: it has none."""
+    left = sum(not pod.ended for pod in s.owned)
+    if not left:
+        return None
+    pods = "1 pod is" if left == 1 else f"{left} pods are"
+    return f"{pods} still terminating; the grace period is {s.job.grace_s} s"
+
+
 def shortage(s: Snapshot) -> str | None:
     """The message if the attempt is smaller than spec.replicas because pods could not start, else None."""
     known = s.memory.private.shortage
@@ -132,7 +141,8 @@ def _pods_ready(s: Snapshot, verdict: Verdict | None, phase: str) -> Found:
         blocked = s.refusals[0] if s.refusals else waits_in_queue(s, verdict)
         if blocked is not None:
             return "PodsReady", False, blocked.reason, blocked.message
-        return "PodsReady", False, "Suspended", "the job has no pods while it is suspended"
+        left = ending(s)
+        return "PodsReady", False, "Suspended", left or "the job has no pods while it is suspended"
     blocked = None if starts_new_attempt(verdict) else obstacle(s)
     if blocked is not None:
         return "PodsReady", False, blocked.reason, blocked.message

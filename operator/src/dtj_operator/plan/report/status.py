@@ -46,6 +46,7 @@ from dtj_operator.plan.report.attempt import (
 from dtj_operator.plan.report.conditions import (
     CONDITION_MESSAGE_LIMIT,
     conditions,
+    ending,
     obstacle,
     rejected,
     shortage,
@@ -151,7 +152,7 @@ def _message(s: Snapshot, verdict: Verdict | None, phase: str) -> str | None:
         return None
     if phase == SUSPENDED:
         waits = s.refusals[0] if s.refusals else waits_in_queue(s, verdict)
-        return None if waits is None else waits.message[:CONDITION_MESSAGE_LIMIT]
+        return ending(s) if waits is None else waits.message[:CONDITION_MESSAGE_LIMIT]
     blocked = obstacle(s)
     if blocked is not None:
         return blocked.message[:CONDITION_MESSAGE_LIMIT]

@@ -6,6 +6,7 @@ from unittest.mock import ANY
 import pytest
 
 from dtj_operator.model.agent_status import SilentReplica
+from dtj_operator.model.views import ContainerView
 from dtj_operator.plan.actions import (
     AwaitCause,
     DeleteChild,
@@ -192,6 +193,21 @@ SAME_ERROR = TWO.but(pod(1).crashed(1, message="line 7\nKeyError: 'a'")).was(
         param(CRASHED.was("Suspended"), None, id="a pod that ends while the job is suspended is not a fault"),
         param(
             TWO.but(pod(1).crashed(78)), Fail("RecoveryRule", ANY, ANY), id="a bad recipe is never retried"
+        ),
+        param(
+            TWO.but(
+                pod(1)._with(
+                    phase="Failed",
+                    containers=(ContainerView(name="packages", init=True, exit_code=78, message="no x"),),
+                )
+            ),
+            Fail(
+                "RecoveryRule",
+                "rank 1 (replica 1) exited with code 78: ExitCode: init container packages: no x; not restarted because of the "
+                "built-in rule for exit code 78 (bad recipe or arguments)",
+                ANY,
+            ),
+            id="packages that cannot be installed are not tried again",
         ),
         param(
             TWO.but(pod(1).reported(75, reason="Stopped")), UNCOUNTED, id="a stop on request is not counted"

@@ -126,6 +126,30 @@ def test_unschedulable_pod_is_reported_in_the_schedulers_words_with_the_fix() ->
     assert "request less" in message
 
 
+@pytest.mark.parametrize(
+    ("given", "verdict", "message"),
+    [
+        param(
+            TWO.running(), Suspend(), "2 pods are still terminating; the grace period is 30 s", id="at once"
+        ),
+        param(
+            TWO.having(pod(0).running().deleting(), pod(1).crashed().deleting()).was("Suspended"),
+            None,
+            "1 pod is still terminating; the grace period is 30 s",
+            id="one has ended",
+        ),
+        param(TWO.was("Suspended"), None, "the job has no pods while it is suspended", id="all are gone"),
+    ],
+)
+def test_suspended_job_says_how_many_pods_have_not_ended(
+    given: JobBuilder, verdict: Verdict | None, message: str
+) -> None:
+    status = new_status(given.wants(suspend=True).snapshot(), verdict)
+
+    assert status["conditions"][0]["message"] == message
+    assert status.get("message", "the job has no pods while it is suspended") == message
+
+
 def test_image_that_runs_as_root_is_reported_with_the_fix() -> None:
     refused = "container has runAsNonRoot and image will run as root"
     given = TWO.having(pod(0).waiting("CreateContainerConfigError", refused), pod(1))
