@@ -25,7 +25,7 @@ from dtj_operator import settings
 from dtj_operator.model import spec
 from dtj_operator.plan.children.env import PodContext
 from dtj_operator.plan.children.netpolicy import network_policy, operator_peer
-from dtj_operator.plan.children.pod import pod
+from dtj_operator.plan.children.pod import pods
 from dtj_operator.plan.children.service import service
 from tests.bench import fleet, report, rig
 from tests.bench.usage import usage
@@ -148,9 +148,8 @@ class Cluster:
             "conditions": [{"type": kind, "status": "True"} for kind in ("PodScheduled", "Ready")],
             "containerStatuses": [{"name": "trainer", "ready": True, "state": {"running": {}}}],
         }
-        made = pod(parsed, PodContext(index=0, attempt=0, size=self.replicas, restarts_left=10)) | {
-            "status": running
-        }
+        (made,) = pods(parsed, PodContext(attempt=0, size=self.replicas, restarts_left=10), [0])
+        made["status"] = running
         made["metadata"] |= {"uid": "pod-JOB-INDEX", "namespace": NAMESPACE, "resourceVersion": "1"}
         made["metadata"]["labels"]["dtj.dev/replica-index"] = "INDEX"
         made["spec"]["nodeName"] = "NODE"

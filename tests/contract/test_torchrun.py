@@ -17,15 +17,16 @@ from dtj.agent import torchrun
 from dtj.agent.placement import Placement
 from dtj.cli import commands
 from dtj.errors import RecipeError
-from dtj_operator.plan.children.env import PodContext, environment
+from dtj_operator.plan.children.env import PodContext, of_replica, shared
 from tests.support.builders import UID, JobBuilder
 
 
 def launched(job: JobBuilder, monkeypatch: pytest.MonkeyPatch) -> LaunchConfig:
     """Return torchrun's configuration from the environment of replica 1 in attempt 2."""
     parsed = job.job()
-    place = PodContext(index=1, attempt=2, size=parsed.replicas, restarts_left=10)
-    for variable in environment(parsed, parsed.template["spec"]["containers"][0], place):
+    place = PodContext(attempt=2, size=parsed.replicas, restarts_left=10)
+    container = parsed.template["spec"]["containers"][0]
+    for variable in of_replica(parsed, 1) + shared(parsed, container, place):
         monkeypatch.setenv(variable["name"], variable["value"])
     return config_from_args(get_args_parser().parse_args(["train.py"]))[0]
 

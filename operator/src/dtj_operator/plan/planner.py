@@ -24,7 +24,7 @@ from dtj_operator.plan.actions import (
 )
 from dtj_operator.plan.children.env import PodContext
 from dtj_operator.plan.children.networking import networking
-from dtj_operator.plan.children.pod import pod
+from dtj_operator.plan.children.pod import pods
 from dtj_operator.plan.node_loss import force_delete_lost
 from dtj_operator.plan.policies import avoid, deadline, size, success, ttl
 from dtj_operator.plan.policies.cleanup import FAILED_GRACE_S, cleanup
@@ -148,29 +148,26 @@ def _converge(s: Snapshot) -> Decision:
     if gang.waits_for_terminating(s, group):
         return Decision(actions=retired, requeue_at=again)
     avoided = avoid.avoided(s)
-    pods = tuple(
-        CreatePod(
-            pod(
-                s.job,
-                _pod_context(s, index),
-                avoid=avoided.required,
-                avoid_if_possible=avoided.preferred,
-                pod_group=group,
-                admitted=settings,
-                awaits_node=queue.chooses_nodes(s),
-            )
-        )
-        for index in absent
+    bodies = pods(
+        s.job,
+        _pod_context(s),
+        absent,
+        avoid=avoided.required,
+        avoid_if_possible=avoided.preferred,
+        pod_group=group,
+        admitted=settings,
+        awaits_node=queue.chooses_nodes(s),
     )
     first = _networking(s) + gang.actions(s)
-    return Decision(actions=first + retired + pods, requeue_at=soonest(again, _revert_at(s)))
+    return Decision(
+        actions=first + retired + tuple(map(CreatePod, bodies)), requeue_at=soonest(again, _revert_at(s))
+    )
 
 
-def _pod_context(s: Snapshot, index: int) -> PodContext:
+def _pod_context(s: Snapshot) -> PodContext:
     restarts = s.memory.restarts
     left = max(0, s.job.recovery.max_restarts - len(within_window(s, restarts.counted_at)))
     return PodContext(
-        index=index,
         attempt=s.memory.attempt,
         size=s.size,
         restarts_left=left,

@@ -51,6 +51,11 @@ def test_reconcile_of_a_healthy_job_makes_few_calls_per_pod() -> None:
     assert per_pod <= 80
 
 
+def test_new_pods_share_what_does_not_differ_between_them() -> None:
+    per_pod = (calls(big_jobs.new(160)) - calls(big_jobs.new(40))) / 120
+    assert per_pod <= 20
+
+
 @pytest.mark.parametrize("given", [big_jobs.running, big_jobs.new])
 def test_nodes_are_not_searched_once_per_pod(given: Callable[[int, int], JobBuilder]) -> None:
     more_nodes = calls(given(20, 500)) - calls(given(20, 100))

@@ -15,9 +15,8 @@ from dtj_operator.model.spec import Job, ResumeFrom
 
 @dataclass(frozen=True, kw_only=True)
 class PodContext:
-    """What a new pod has to know about its job and attempt."""
+    """What the new pods have to know about their job and attempt."""
 
-    index: int
     attempt: int
     size: int  # replicas of the attempt; an elastic job's agents learn of later changes from each other
     restarts_left: int
@@ -27,8 +26,16 @@ class PodContext:
     highest_step: int | None = None  # ever reported
 
 
-def environment(job: Job, container: Json, context: PodContext) -> list[Json]:
-    """The whole `env` of the training container of one replica."""
+def of_replica(job: Job, index: int) -> list[Json]:
+    """The variables that differ between replicas."""
+    own = ["NODE_RANK", "PET_NODE_RANK", "DTJ_REPLICA_INDEX"]
+    if job.processes == 1:  # a plain `python train.py` is the rank; a launcher sets its own
+        own.append("RANK")
+    return [{"name": name, "value": str(index)} for name in own]
+
+
+def shared(job: Job, container: Json, context: PodContext) -> list[Json]:
+    """The variables that all replicas have; with those of the user, which may refer to any before them."""
     users: list[Json] = list(container.get("env") or ())
     taken = {variable.get("name") for variable in users}
     ours = [*_rendezvous(job, context), *_torchrun(job, context), *_identity(job, context), *_folders(job)]
@@ -44,15 +51,15 @@ def master_address(job: Job) -> str:
 def _rendezvous(job: Job, context: PodContext) -> Iterator[tuple[str, object]]:
     world_size = context.size * job.processes
     yield from (("MASTER_ADDR", master_address(job)), ("MASTER_PORT", job.master_port))
-    yield from (("WORLD_SIZE", world_size), ("NODE_RANK", context.index), ("NNODES", context.size))
+    yield from (("WORLD_SIZE", world_size), ("NNODES", context.size))
     yield "NPROC_PER_NODE", job.processes
-    if job.processes == 1:  # a plain `python train.py` is the rank; a launcher sets its own
-        yield from (("RANK", context.index), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
+    if job.processes == 1:
+        yield from (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
 
 
 def _torchrun(job: Job, context: PodContext) -> Iterator[tuple[str, object]]:
     """The variables from which torchrun takes the defaults of its flags."""
-    yield from (("PET_NPROC_PER_NODE", job.processes), ("PET_NODE_RANK", context.index))
+    yield "PET_NPROC_PER_NODE", job.processes
     yield from (("PET_MASTER_ADDR", master_address(job)), ("PET_MASTER_PORT", job.master_port))
     if job.elastic is None:
         # The operator restarts, not torchrun.
@@ -66,7 +73,7 @@ def _torchrun(job: Job, context: PodContext) -> Iterator[tuple[str, object]]:
 
 def _identity(job: Job, context: PodContext) -> Iterator[tuple[str, object]]:
     yield from (("DTJ_JOB", job.name), ("DTJ_NAMESPACE", job.namespace), ("DTJ_JOB_UID", job.uid))
-    yield from (("DTJ_ATTEMPT", context.attempt), ("DTJ_REPLICA_INDEX", context.index))
+    yield "DTJ_ATTEMPT", context.attempt
     yield from (("DTJ_REPLICAS", context.size), ("DTJ_MIN_REPLICAS", job.min_replicas))
     yield from (("DTJ_MAX_REPLICAS", job.max_replicas), ("DTJ_PROCESSES", job.processes))
     yield from (("DTJ_AGENT_PORT", names.AGENT_PORT), ("DTJ_MAX_RESTARTS", context.restarts_left))

@@ -1,51 +1,55 @@
-"""A pod of a job: the user's template, the fields that the operator owns, and safe defaults for the others.
+"""The pods of a job: the user's template, the fields that the operator owns, and safe defaults for others.
 
 Everything else of the template passes through unchanged, including fields that this code does not know.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from dtj_operator.model import names, quantity
 from dtj_operator.model.json import Json
 from dtj_operator.model.spec import Job, Topology
 from dtj_operator.model.views import PodSettings
-from dtj_operator.plan.children.env import PodContext, environment
+from dtj_operator.plan.children.env import PodContext, of_replica, shared
 from dtj_operator.plan.children.meta import metadata
 
 SHM_PER_PROCESS = 2 * 1024**3  # bytes; a limit, not a reservation: DataLoader workers pass batches through it
 TRAINER_GROUP = 65532  # of the trainer image; makes the checkpoint volume writable for it
 
 
-def pod(
+def pods(
     job: Job,
     context: PodContext,
+    indices: Iterable[int],
     *,
     avoid: Sequence[str] = (),
     avoid_if_possible: Sequence[str] = (),
     pod_group: str | None = None,
     admitted: PodSettings | None = None,
     awaits_node: bool = False,
-) -> Json:
-    """The pod of one replica, ready for the API server.
+) -> list[Json]:
+    """The pods of these replicas, ready for the API server; they share all that does not differ between them.
 
-    avoid              names of nodes that it must not run on
-    avoid_if_possible  names of nodes that it should not run on
-    pod_group          name of the PodGroup with which it is scheduled
+    avoid              names of nodes that they must not run on
+    avoid_if_possible  names of nodes that they should not run on
+    pod_group          name of the PodGroup with which they are scheduled
     admitted           what the admission by the job's queue adds
-    awaits_node        Kueue chooses its node: the scheduler leaves it alone until then
+    awaits_node        Kueue chooses their nodes: the scheduler leaves them alone until then
     """
     template = copy.deepcopy(job.template)
-    given = template.get("metadata") or {}
-    meta = metadata(job, names.pod_name(job.name, context.index))
-    ours = {**meta["labels"], names.REPLICA_INDEX: str(context.index), names.ATTEMPT: str(context.attempt)}
-    meta["labels"] = {**(given.get("labels") or {}), **ours}
+    given, spec = template.get("metadata") or {}, template["spec"]
+    meta = metadata(job, job.name)
+    meta["labels"] = {
+        **(given.get("labels") or {}),
+        **meta["labels"],
+        names.ATTEMPT: str(context.attempt),
+        **({names.AVOIDS_NODES: "true"} if avoid else {}),
+    }
     if given.get("annotations"):
         meta["annotations"] = given["annotations"]
-    spec = template["spec"]
-    spec |= {"hostname": meta["name"], "subdomain": job.name, "restartPolicy": "Never"}
+    spec |= {"subdomain": job.name, "restartPolicy": "Never"}
     trainer = next(c for c in spec["containers"] if c["name"] == job.trainer)
-    trainer["env"] = environment(job, trainer, context)
+    trainer["env"] = shared(job, trainer, context)
     trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     _mount_shm(job, spec, trainer)
     _mount_checkpoints(job, spec, trainer)
@@ -57,15 +61,28 @@ def pod(
     _prefer_other_nodes(spec, avoid_if_possible)
     if job.topology is not None:
         _place_in_one_domain(spec, job, job.topology)
-    if avoid:
-        meta["labels"][names.AVOIDS_NODES] = "true"
     if admitted is not None:
         _follow_admission(meta, spec, admitted)
     if awaits_node:
         spec["schedulingGates"] = [*(spec.get("schedulingGates") or ()), {"name": names.TOPOLOGY_GATE}]
     if pod_group is not None:
         spec["schedulingGroup"] = {"podGroupName": pod_group}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+    return [_of_replica(job, meta, spec, index) for index in indices]
+
+
+def _of_replica(job: Job, meta: Json, spec: Json, index: int) -> Json:
+    name = names.pod_name(job.name, index)
+    labels = {**meta["labels"], names.REPLICA_INDEX: str(index)}
+    containers = [
+        {**c, "env": of_replica(job, index) + c["env"]} if c["name"] == job.trainer else c
+        for c in spec["containers"]
+    ]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {**meta, "name": name, "labels": labels},
+        "spec": {**spec, "hostname": name, "containers": containers},
+    }
 
 
 def _mount_shm(job: Job, spec: Json, trainer: Json) -> None:

@@ -9,7 +9,7 @@ from dtj_operator.model.views import PodSettings
 from dtj_operator.plan.children.env import PodContext
 from dtj_operator.plan.children.netpolicy import network_policy, operator_peer
 from dtj_operator.plan.children.networking import networking
-from dtj_operator.plan.children.pod import pod
+from dtj_operator.plan.children.pod import pods
 from dtj_operator.plan.children.podgroup import pod_group
 from dtj_operator.plan.children.service import service
 from tests.support.builders import NAME, NAMESPACE, UID, JobBuilder, job
@@ -23,7 +23,8 @@ CHECKPOINTED = job().wants(checkpoint={"mountPath": "/ckpt", "volume": PVC})
 
 def built(builder: JobBuilder, index: int = 0, attempt: int = 0):
     made = builder.job()
-    return pod(made, PodContext(index=index, attempt=attempt, size=made.replicas, restarts_left=10))
+    (body,) = pods(made, PodContext(attempt=attempt, size=made.replicas, restarts_left=10), [index])
+    return body
 
 
 def trainer(builder: JobBuilder, index: int = 0, attempt: int = 0):
@@ -202,8 +203,8 @@ def test_wishes_for_the_scheduler_pass_through_beside_what_a_gang_and_a_domain_a
         "tolerations": [{"key": "spot", "operator": "Exists"}],
     }
     wanted = job().pod_spec(**given).wants(scheduling={"topology": {"key": "rack"}}).job()
-    context = PodContext(index=0, attempt=0, size=2, restarts_left=10)
-    made = pod(wanted, context, pod_group="digits-0", admitted=PodSettings(), avoid=["n1"])
+    context = PodContext(attempt=0, size=2, restarts_left=10)
+    (made,) = pods(wanted, context, [0], pod_group="digits-0", admitted=PodSettings(), avoid=["n1"])
     assert given.items() <= made["spec"].items()
     assert {"schedulingGroup", "affinity"} <= made["spec"].keys()
     kubernetes_validate.validate(made, kubernetes_validate.latest_version(), strict=True)
@@ -428,10 +429,10 @@ def test_every_child_is_valid_kubernetes(version: str) -> None:
     limits = {"cpu": "2", "memory": "1Gi", "nvidia.com/gpu": 2}
     builder = CHECKPOINTED.container(resources={"limits": limits}, env=[{"name": "A", "value": "b"}])
     made = builder.job()
-    place = PodContext(index=0, attempt=0, size=1, restarts_left=1)
+    place = PodContext(attempt=0, size=1, restarts_left=1)
     children = [
         built(builder),
-        pod(made, place, avoid=["node-1", "node-2"], avoid_if_possible=["node-3"]),
+        *pods(made, place, [0, 1], avoid=["node-1", "node-2"], avoid_if_possible=["node-3"]),
         service(builder.job()),
         network_policy(builder.job(), [OPERATOR]),
     ]
