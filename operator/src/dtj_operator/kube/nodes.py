@@ -11,7 +11,7 @@ from types import MappingProxyType
 import msgspec
 
 from dtj_operator.kube.cache import TOMBSTONES, Cache
-from dtj_operator.kube.wire import Condition, Meta, Wire, decoders
+from dtj_operator.kube.wire import Condition, Meta, Wire, decoders, seconds
 from dtj_operator.model.views import NodeView
 
 
@@ -33,13 +33,12 @@ def _view(node: _Node) -> NodeView:
     meta = node.metadata
     condition = next((c for c in node.status.conditions if c.type == "Ready"), None)
     ready = condition is not None and condition.status == "True"
-    since = condition.last_transition_time if condition else None
     return NodeView(
         name=meta.name,
         uid=meta.uid,
         version=meta.resource_version,
         ready=ready,
-        turned_at=None if since is None else since.timestamp(),
+        turned_at=seconds(condition.last_transition_time) if condition else None,
         unschedulable=node.spec.unschedulable,
         labels=meta.labels,
     )

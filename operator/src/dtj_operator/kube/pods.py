@@ -4,10 +4,10 @@ from datetime import datetime
 
 import msgspec
 
-from dtj_operator.kube.wire import Condition, Meta, Wire, decoders
+from dtj_operator.kube.wire import Condition, Meta, Wire, decoders, seconds
 from dtj_operator.model import exit_report, names
 from dtj_operator.model.printable import printable
-from dtj_operator.model.views import ConditionView, ContainerView, PodView, Seen
+from dtj_operator.model.views import ContainerView, PodView, Seen
 
 TERMINATION_MESSAGE_LIMIT = 4096  # the kubelet keeps no more than this
 
@@ -83,18 +83,9 @@ def _view(pod: _Pod) -> PodView:
         pod_group=pod.spec.scheduling_group.pod_group_name,
         address=status.pod_i_p,
         grace_s=meta.deletion_grace_period_seconds or 0,
-        grace_ends_at=_seconds(meta.deletion_timestamp),
+        grace_ends_at=seconds(meta.deletion_timestamp),
         removed=meta.deletion_timestamp is not None and meta.deletion_grace_period_seconds == 0,
-        conditions=tuple(
-            ConditionView(
-                type=c.type,
-                status=c.status,
-                reason=c.reason,
-                message=c.message,
-                since=_seconds(c.last_transition_time),
-            )
-            for c in status.conditions
-        ),
+        conditions=tuple(condition.view for condition in status.conditions),
         containers=tuple(containers),
     )
 
@@ -135,17 +126,13 @@ def _container(status: _ContainerStatus, *, init: bool) -> ContainerView:
             exit_code=ended.exit_code,
             reason=ended.reason,
             message=printable(message),
-            finished_at=_seconds(ended.finished_at),
+            finished_at=seconds(ended.finished_at),
             report=exit_report.parse(message),
         )
     if waiting is not None:
         message = printable(waiting.message)
         return ContainerView(name=status.name, init=init, waiting=waiting.reason, message=message)
     return ContainerView(name=status.name, init=init)
-
-
-def _seconds(moment: datetime | None) -> float | None:
-    return moment.timestamp() if moment else None
 
 
 def _number(text: str | None) -> int:

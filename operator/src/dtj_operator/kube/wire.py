@@ -11,6 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 
 from dtj_operator.model import names
+from dtj_operator.model.views import ConditionView
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -23,6 +24,11 @@ _BRACKETS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
 
 class Wire(msgspec.Struct, rename="camel", gc=False):
     """Base class: names in JSON are camelCase."""
+
+
+def seconds(moment: datetime | None) -> float | None:
+    """Return seconds since the epoch."""
+    return moment.timestamp() if moment else None
 
 
 class Owner(Wire):
@@ -72,6 +78,16 @@ class Condition(Wire):
     reason: str = ""
     message: str = ""
     last_transition_time: datetime | None = None
+
+    @property
+    def view(self) -> ConditionView:
+        return ConditionView(
+            type=self.type,
+            status=self.status,
+            reason=self.reason,
+            message=self.message,
+            since=seconds(self.last_transition_time),
+        )
 
 
 class ListMeta(Wire):

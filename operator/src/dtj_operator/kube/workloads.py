@@ -10,7 +10,7 @@ from dtj_operator.kube.discovery import first_served
 from dtj_operator.kube.wire import Condition, Meta, Wire, decoders
 from dtj_operator.model import names
 from dtj_operator.model.json import Json
-from dtj_operator.model.views import AdmissionView, ConditionView, PodSettings, WorkloadView
+from dtj_operator.model.views import AdmissionView, PodSettings, WorkloadView
 
 NOT_SERVED = (
     f"the job has the label {names.QUEUE_NAME}, but the cluster has no Workloads of {names.KUEUE_API}: "
@@ -62,16 +62,7 @@ def _view(workload: _Workload) -> WorkloadView:
     return WorkloadView(
         **meta.identity() | {"owner_uid": controller},
         active=workload.spec.active,
-        conditions=tuple(
-            ConditionView(
-                type=c.type,
-                status=c.status,
-                reason=c.reason,
-                message=c.message,
-                since=None if c.last_transition_time is None else c.last_transition_time.timestamp(),
-            )
-            for c in status.conditions
-        ),
+        conditions=tuple(condition.view for condition in status.conditions),
         admission=None if status.admission is None else _admission(status.admission),
         updates=tuple(update for check in ready for update in check.pod_set_updates),
     )

@@ -47,6 +47,23 @@ class ConditionView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     since: float | None = None  # seconds since the epoch at which the status last changed
 
 
+class ConditionedView(ObjectView, frozen=True, gc=False, kw_only=True):
+    """An object with conditions."""
+
+    conditions: tuple[ConditionView, ...] = ()
+
+    def condition(self, kind: str) -> ConditionView | None:
+        for condition in self.conditions:  # faster than next(...); called several times per pod and reconcile
+            if condition.type == kind:
+                return condition
+        return None
+
+    def true(self, kind: str) -> bool:
+        """Whether it has this condition with the status True."""
+        found = self.condition(kind)
+        return found is not None and found.status == "True"
+
+
 class Seen(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Since when this process has seen a pod in each of these states; None: it is not in that state.
 
@@ -60,7 +77,7 @@ class Seen(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     exited: float | None = None  # one of its containers, or all of the pod
 
 
-class PodView(ObjectView, frozen=True, gc=False, kw_only=True):
+class PodView(ConditionedView, frozen=True, gc=False, kw_only=True):
     """One pod as the planner sees it."""
 
     mislabelled: bool = False  # its labels were changed, so the Service does not select it
@@ -73,7 +90,6 @@ class PodView(ObjectView, frozen=True, gc=False, kw_only=True):
     address: str = ""
     grace_s: int = 0  # between the request to delete it and its end
     grace_ends_at: float | None = None  # seconds since the epoch, by the API server's clock
-    conditions: tuple[ConditionView, ...] = ()
     containers: tuple[ContainerView, ...] = ()
     pod_group: str = ""  # name of the PodGroup that it belongs to
     avoids_nodes: bool = False  # it must not run on the nodes that its job avoided when it was created
@@ -96,16 +112,9 @@ class PodView(ObjectView, frozen=True, gc=False, kw_only=True):
             and (scheduled.status, scheduled.reason) == ("False", "Unschedulable")
         )
 
-    def condition(self, kind: str) -> ConditionView | None:
-        for condition in self.conditions:  # faster than next(...); called several times per pod and reconcile
-            if condition.type == kind:
-                return condition
-        return None
-
     @property
     def ready(self) -> bool:
-        condition = self.condition("Ready")
-        return condition is not None and condition.status == "True"
+        return self.true("Ready")
 
 
 class PodGroupView(ObjectView, frozen=True, gc=False, kw_only=True):
@@ -135,21 +144,12 @@ class AdmissionView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     chooses_nodes: bool = False  # by topology: pods wait for it with a scheduling gate
 
 
-class WorkloadView(ObjectView, frozen=True, gc=False, kw_only=True):
+class WorkloadView(ConditionedView, frozen=True, gc=False, kw_only=True):
     """A Workload of Kueue: what a job asks of its queue, and what it got. Any controller may own it."""
 
     active: bool = True
-    conditions: tuple[ConditionView, ...] = ()
     admission: AdmissionView | None = None
     updates: tuple[PodSettings, ...] = ()  # of the admission checks
-
-    def condition(self, kind: str) -> ConditionView | None:
-        return next((condition for condition in self.conditions if condition.type == kind), None)
-
-    def true(self, kind: str) -> bool:
-        """Whether it has this condition with the status True."""
-        found = self.condition(kind)
-        return found is not None and found.status == "True"
 
 
 class NodeView(msgspec.Struct, frozen=True, gc=False, kw_only=True):

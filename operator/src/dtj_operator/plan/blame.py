@@ -9,8 +9,10 @@ that is a fault of its own, until the pod of that replica reports it.
 import re
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 
 from dtj_operator.model import times
+from dtj_operator.model.agent_status import Incident
 from dtj_operator.model.exit_report import NO_REPORT, Culprit, ExitReport, count
 from dtj_operator.model.json import Json
 from dtj_operator.model.views import ContainerView, PodView
@@ -70,8 +72,7 @@ def _fault_of(s: Snapshot, pod: PodView, isolated: Mapping[int, float]) -> Fault
     ended = _ended(s, pod)
     report = ended.report if ended else NO_REPORT
     code = ended.exit_code if ended else None
-    disruption = pod.condition("DisruptionTarget")
-    taken_away = pod.deleting or lost or (disruption is not None and disruption.status == "True")
+    taken_away = pod.deleting or lost or pod.true("DisruptionTarget")
     reason, name = ("NodeLost", "") if lost else _classify(pod, ended, report, taken_away=taken_away)
     return Fault(
         reason=reason,
@@ -92,21 +93,29 @@ def _fault_of(s: Snapshot, pod: PodView, isolated: Mapping[int, float]) -> Fault
 
 def _repeated(s: Snapshot, culprit: Culprit, reporter: int) -> Fault:
     """The fault that the pod of another replica reports; the culprit's own pod still runs, or is gone."""
-    code, pod = culprit.exit_code, s.current.get(culprit.replica)
+    code = culprit.exit_code
     reason, name = _reported(culprit.reason, _signal_name(code))
+    codes = () if code is None else ((s.job.trainer, code),)
+    fault = _reported_fault(s, culprit, culprit.replica, reason=reason, exit_code=code, signal_name=name)
+    return replace(fault, exit_codes=codes, reported_by=reporter)
+
+
+def _reported_fault(
+    s: Snapshot, by: Culprit | Incident, replica: int, *, reason: str, exit_code: int | None, signal_name: str
+) -> Fault:
+    """The fault of a rank whose pod has not ended, as other agents report it."""
+    pod = s.current.get(replica)
     return Fault(
         reason=reason,
-        replica=culprit.replica,
-        rank=culprit.rank,
-        node=s.last_nodes.get(culprit.replica, "") if pod is None else pod.node,
-        exit_code=code,
-        signal=name,
-        message=culprit.message.strip()[-MESSAGE_TAIL:],
-        at=_reported_moment(s, culprit.at) or s.now,
-        generation=culprit.generation,
-        step=culprit.step,
-        exit_codes=() if code is None else ((s.job.trainer, code),),
-        reported_by=reporter,
+        replica=replica,
+        rank=by.rank,
+        node=s.last_nodes.get(replica, "") if pod is None else pod.node,
+        exit_code=exit_code,
+        signal=signal_name,
+        message=(by.message or "").strip()[-MESSAGE_TAIL:],
+        at=_reported_moment(s, by.at) or s.now,
+        generation=by.generation,
+        step=by.step,
     )
 
 
@@ -140,19 +149,10 @@ def in_place_fault(s: Snapshot) -> Fault | None:
     answer = s.answer
     if answer is None or answer.incident is None or answer.in_place <= s.memory.restarts.in_place_of_attempt:
         return None
-    incident, replica = answer.incident, answer.incident.replica or 0
-    pod = s.current.get(replica)
-    return Fault(
-        reason=incident.reason or "ExitCode",
-        replica=replica,
-        rank=incident.rank,
-        node=pod.node if pod is not None else "",
-        exit_code=count(incident.exit_code),
-        signal=incident.signal or "",
-        message=(incident.message or "").strip()[-MESSAGE_TAIL:],
-        at=_reported_moment(s, incident.at) or s.now,
-        generation=incident.generation,
-        step=incident.step,
+    incident, code = answer.incident, count(answer.incident.exit_code)
+    reason = incident.reason or "ExitCode"
+    return _reported_fault(
+        s, incident, incident.replica or 0, reason=reason, exit_code=code, signal_name=incident.signal or ""
     )
 
 
