@@ -6,9 +6,11 @@ pod security standard, so a pod of ours that needs a privilege is rejected and t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import pytest
 from tests.cluster import config, install, kind, proc
 from tests.cluster.errors import ClusterError
 from tests.cluster.kind import Cluster
+from tests.e2e.released import Release, in_background
 from tests.support.kubectl import Json, Kubectl
 
 ROOT = Path(__file__).parents[2]
@@ -69,6 +72,18 @@ def cluster(pytestconfig: pytest.Config) -> Cluster:
 def installed(cluster: Cluster) -> Kubectl:
     """Return kubectl for the cluster, in which the chart of this checkout is installed and ready."""
     return cluster.kubectl
+
+
+@pytest.fixture(scope="session", autouse=True)
+def released(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Future[Release] | None]:
+    """Return the release of our images, begun before the first test; None if no test of the run needs it."""
+    if not any(item.path.name == "test_release.py" for item in request.session.items):
+        yield None
+        return
+    with in_background(tmp_path_factory.mktemp("release") / "files") as future:
+        yield future
 
 
 @pytest.fixture
@@ -124,6 +139,13 @@ def shared_volume(kubectl: Kubectl) -> Iterator[str]:
     )
     yield name
     everywhere("delete", "persistentvolume", name, "--wait=false")
+
+
+@contextlib.contextmanager
+def no_other_placement() -> Iterator[None]:
+    """While one test closes a node to new pods, no other places pods that must be on both nodes."""
+    with proc.lock(config.cache() / "locks" / f"{config.cluster_name()}-placement"):
+        yield
 
 
 def config_map(name: str, data: dict[str, str]) -> Json:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
 
 from tests.cluster import faults
 from tests.cluster.kind import Cluster
-from tests.e2e.conftest import workload_job
+from tests.e2e.conftest import no_other_placement, workload_job
 from tests.e2e.test_recovery import steps_done
 from tests.support.kubectl import Json, Kubectl
 from tests.support.predicates import condition
@@ -20,21 +20,41 @@ def uids(kubectl: Kubectl, job: str) -> dict[str, str]:
     return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods}
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_killed_rank_is_restarted_in_the_same_pods(cluster: Cluster, kubectl: Kubectl, rank: int):
-    """SIGKILL from the node. There is no checkpoint, so the state comes from the survivor's memory."""
+def test_killed_ranks_are_restarted_in_the_same_pods(cluster: Cluster, kubectl: Kubectl):
+    """SIGKILL from the node, to each rank in turn. No checkpoint: the survivor's memory has the state."""
     kubectl.apply(workload_job("heal", f"--steps={STEPS}", "--step-s=0.1"))
     kubectl.follow("heal-0", "did step 3 ")
     before = uids(kubectl, "heal")
 
-    faults.signal_rank(cluster, kubectl, f"heal-{rank}", "KILL")
+    for times, lost in enumerate((1, 0), start=1):
+        survivor = f"heal-{1 - lost}"
+        earlier = steps_done(kubectl, survivor)
+        faults.signal_rank(cluster, kubectl, f"heal-{lost}", "KILL")
+        # The survivor does not get so far before the other rank is back.
+        kubectl.follow(f"heal-{lost}", f"did step {steps_done(kubectl, survivor)[-1] + 5} ")
+        job = kubectl.until("dtj", "heal", restarted_in_place(times))
+        assert job["status"]["attempt"] == 0
+        assert_no_step_twice(steps_done(kubectl, survivor)[len(earlier) - 1 :])
+        assert f"dtj: rank {lost} was killed by SIGKILL" in kubectl("logs", f"heal-{lost}")
 
-    job = kubectl.until("dtj", "heal", condition("Complete"), within_s=300)
-    assert job["status"]["attempt"] == 0
-    assert job["status"]["restarts"]["inPlace"] == 1
+    kubectl.until("dtj", "heal", condition("Complete"), within_s=300)
     assert uids(kubectl, "heal") == before
-    assert steps_done(kubectl, f"heal-{1 - rank}") == list(range(1, STEPS + 1))
-    assert f"dtj: rank {rank} was killed by SIGKILL" in kubectl("logs", f"heal-{rank}")
+    assert steps_done(kubectl, "heal-1")[-1] == STEPS
+
+
+def restarted_in_place(times: int) -> Callable[[Json], bool]:
+    """Return a predicate: ranks of the job were restarted in their pods so many times."""
+    return lambda job: job["status"].get("restarts", {}).get("inPlace") == times
+
+
+def blames(**expected: object) -> Callable[[Json], bool]:
+    """Return a predicate: the job's last failure has these values."""
+    return lambda job: expected.items() <= job["status"].get("failure", {}).items()
+
+
+def assert_no_step_twice(steps: list[int]) -> None:
+    """The steps follow each other."""
+    assert steps == list(range(steps[0], steps[0] + len(steps)))
 
 
 def test_rank_that_exceeds_its_memory_limit_is_blamed_and_the_job_completes(kubectl: Kubectl):
@@ -53,17 +73,17 @@ def test_rank_that_exceeds_its_memory_limit_is_blamed_and_the_job_completes(kube
     assert (failure["replica"], failure["reason"]) == (1, "OOMKilled")
 
 
-@pytest.mark.exclusive
 def test_drained_pod_saves_with_all_replicas_and_costs_no_restart(kubectl: Kubectl, runs: Json):
     kubectl.apply(workload_job("drained", f"--steps={STEPS}", "--step-s=0.1", checkpoint=runs))
     kubectl.follow("drained-1", "did step 12 ")
     node = kubectl.get("pod", "drained-1")["spec"]["nodeName"]  # type: ignore[index]
 
-    try:
-        flags = ("--ignore-daemonsets", "--delete-emptydir-data", "--force")
-        kubectl("drain", node, "--pod-selector=dtj.dev/job-name=drained", *flags)
-    finally:
-        kubectl("uncordon", node)
+    with no_other_placement():
+        try:
+            flags = ("--ignore-daemonsets", "--delete-emptydir-data", "--force")
+            kubectl("drain", node, "--pod-selector=dtj.dev/job-name=drained", *flags)
+        finally:
+            kubectl("uncordon", node)
 
     job = kubectl.until("dtj", "drained", condition("Complete"), within_s=300)
     assert job["status"]["restarts"]["counted"] == 0
@@ -75,24 +95,27 @@ def test_drained_pod_saves_with_all_replicas_and_costs_no_restart(kubectl: Kubec
     assert done[0] > 12
 
 
-@pytest.mark.parametrize("lost", [0, 1])
-def test_new_pod_resumes_at_the_step_of_the_survivor(kubectl: Kubectl, lost: int):
+def test_new_pods_resume_at_the_step_of_the_survivor(kubectl: Kubectl):
     """Replica 0 runs the coordinator: the survivor finds the new pod under the same name."""
     kubectl.apply(workload_job("pods", f"--steps={STEPS}", "--step-s=0.1"))
     kubectl.follow("pods-0", "did step 3 ")
     kubectl.until(
         "dtj", "pods", lambda job: job["status"].get("memory", {}).get("recoveryScope") == "Replica"
     )
-    before = uids(kubectl, "pods")
-    node = (kubectl.get("pod", f"pods-{lost}") or {})["spec"]["nodeName"]
 
-    kubectl("delete", "pod", f"pods-{lost}", "--grace-period=0", "--force")
+    for lost in (1, 0):
+        name, survivor = f"pods-{lost}", f"pods-{1 - lost}"
+        before = uids(kubectl, "pods")
+        earlier = steps_done(kubectl, survivor)
+        node = (kubectl.get("pod", name) or {})["spec"]["nodeName"]
+        kubectl("delete", "pod", name, "--grace-period=0", "--force")
+        kubectl.follow(name, f"did step {steps_done(kubectl, survivor)[-1] + 5} ")
 
-    job = kubectl.until("dtj", "pods", condition("Complete"), within_s=300)
-    assert job["status"]["attempt"] == 0
-    failure = job["status"]["failure"]
-    assert (failure["reason"], failure["replica"], failure["node"]) == ("Evicted", lost, node)
-    after = uids(kubectl, "pods")
-    assert after[f"pods-{lost}"] != before[f"pods-{lost}"]
-    assert after[f"pods-{1 - lost}"] == before[f"pods-{1 - lost}"]
-    assert steps_done(kubectl, f"pods-{1 - lost}") == list(range(1, STEPS + 1))
+        kubectl.until("dtj", "pods", blames(reason="Evicted", replica=lost, node=node))
+        after = uids(kubectl, "pods")
+        assert [pod for pod in after if after[pod] != before[pod]] == [name]
+        assert_no_step_twice(steps_done(kubectl, survivor)[len(earlier) - 1 :])
+
+    done = kubectl.until("dtj", "pods", condition("Complete"), within_s=300)
+    assert done["status"]["attempt"] == 0
+    assert steps_done(kubectl, "pods-1")[-1] == STEPS

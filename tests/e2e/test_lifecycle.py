@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.e2e.conftest import workload_job
 from tests.e2e.test_recovery import steps_done
 from tests.support.kubectl import Json, Kubectl
@@ -51,24 +49,29 @@ def test_finished_job_is_deleted_after_its_time_to_live(kubectl: Kubectl):
         kubectl.until_gone(kind)
 
 
-@pytest.mark.parametrize(("policy", "left"), [("None", 2), ("Running", 2), ("All", 0)])
-def test_clean_up_policy_decides_which_finished_pods_stay(kubectl: Kubectl, policy: str, left: int):
-    kubectl.apply(workload_job("done", "--steps=2", cleanPodPolicy=policy))
+def test_clean_up_policy_decides_which_finished_pods_stay(kubectl: Kubectl):
+    left = {"None": 2, "Running": 2, "All": 0}
+    kubectl.apply(
+        *[workload_job(f"done-{policy.lower()}", "--steps=2", cleanPodPolicy=policy) for policy in left]
+    )
 
-    kubectl.until("dtj", "done", condition("Complete"), within_s=240)
-    kubectl.until_gone("services", selector=OURS)
+    for policy, number in left.items():
+        name = f"done-{policy.lower()}"
+        kubectl.until("dtj", name, condition("Complete"), within_s=240)
+        kubectl.until_gone("services", selector=f"{OURS}={name}")
+        if number == 0:
+            kubectl.until_gone("pods", selector=f"{OURS}={name}")
+        assert len(kubectl.list("pods", f"{OURS}={name}")) == number
 
-    if left == 0:
-        kubectl.until_gone("pods", selector=OURS)
-    assert len(kubectl.list("pods", OURS)) == left
 
+def test_deletion_of_a_running_job_leaves_nothing(kubectl: Kubectl):
+    cascades = ("background", "foreground")
+    kubectl.apply(*[workload_job(cascade, "--steps=100000") for cascade in cascades])
+    for cascade in cascades:
+        kubectl.until("dtj", cascade, phase("Running"))
 
-@pytest.mark.parametrize("cascade", ["background", "foreground"])
-def test_deletion_of_a_running_job_leaves_nothing(kubectl: Kubectl, cascade: str):
-    kubectl.apply(workload_job("gone", "--steps=100000"))
-    kubectl.until("dtj", "gone", phase("Running"))
-
-    kubectl("delete", "dtj", "gone", f"--cascade={cascade}", "--timeout=60s")
+    for cascade in cascades:
+        kubectl("delete", "dtj", cascade, f"--cascade={cascade}", "--timeout=60s")
 
     for kind in ("pods", "services", "networkpolicies"):
         kubectl.until_gone(kind, selector=OURS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from tests.cluster import faults, kind
-from tests.e2e.conftest import workload_job
+from tests.e2e.conftest import no_other_placement, workload_job
 from tests.e2e.test_healing import uids
 from tests.e2e.test_recovery import steps_done
 from tests.support.kubectl import Json, Kubectl
@@ -32,8 +32,11 @@ def spread_job(name: str) -> Json:
 
 def test_isolated_replica_is_replaced(kubectl: Kubectl):
     """Only the operator still reaches all pods; meanwhile the other replicas keep their state in memory."""
-    for name in CUT:
-        kubectl.apply(spread_job(name))
+    with no_other_placement():
+        for name in CUT:
+            kubectl.apply(spread_job(name))
+        for name in CUT:
+            kubectl.until("dtj", name, phase("Running"))
     for name in CUT:
         kubectl.follow(f"{name}-0", "did step 3 ")
     before = {name: uids(kubectl, name) for name in CUT}

@@ -1,74 +1,85 @@
-"""A release in a registry, installed on nodes that have none of our images."""
+"""The chart of this checkout is removed, and the released one is installed on nodes that lack our images."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from tests.cluster import config, images, install, load
 from tests.cluster.kind import Cluster
 from tests.e2e.conftest import workload_job
-from tests.release.__main__ import Source, release
+from tests.e2e.released import Release
 from tests.support.kubectl import Kubectl
-from tests.support.predicates import condition
-from tests.support.registry import serving
+from tests.support.predicates import condition, phase
 
-SOURCE = Source(commit="0123456789abcdef0123456789abcdef01234567", date="2026-01-02T03:04:05Z")
+pytestmark = pytest.mark.exclusive
 PROXY = "dtj-test-registry"  # the unit of systemd on the workers that forwards connections
+KEPT = (
+    "dtj-test/kept:1"  # the trainer's image under another name, so that its layers need not be loaded again
+)
+FLAGS = (f"--namespace={install.NAMESPACE}", "--wait", "--timeout=600s")
 
 
-@pytest.mark.exclusive
 @pytest.mark.timeout(1800)  # both images are compressed, pushed and pulled: 1.2 GB
-def test_nodes_without_our_images_run_the_released_ones(
-    cluster: Cluster, kubectl: Kubectl, installed: Kubectl, tmp_path: Path
+def test_training_survives_an_upgrade_an_uninstall_and_the_installation_of_a_release(
+    cluster: Cluster, kubectl: Kubectl, installed: Kubectl, released: Future[Release]
 ):
     if cluster.engine is None:
         pytest.skip("the nodes of another cluster are not changed")
-    built = images.build()
-    named = dict(zip(config.IMAGES, built.values(), strict=True))
-    files = tmp_path / "released"
-    flags = (f"--namespace={install.NAMESPACE}", "--wait", "--timeout=600s")
-    with tempfile.TemporaryDirectory() as layers, registry_of_nodes(cluster, Path(layers)) as address:
-        release(f"{address}/dtj", SOURCE, named, files, None, {})
-        operator, trainer, _ = (files / "images.txt").read_text().splitlines()
-        try:
-            install.helm("uninstall", install.RELEASE, *flags)
-            remove_images(cluster)
-            chart = f"oci://{address}/dtj/charts/dtj-operator"
-            install.helm("install", install.RELEASE, chart, "--plain-http", *flags)
+    release = released.result()
+    operator, trainer, _ = (release.files / "images.txt").read_text().splitlines()
+    kubectl.apply(workload_job("steady", "--steps=500", "--step-s=0.1"))
+    kubectl.until("dtj", "steady", phase("Running"))
+    pods = uids(kubectl, "steady")
+
+    install.helm("upgrade", install.RELEASE, str(install.CHART), "--reuse-values", "--set=replicas=1", *FLAGS)
+    try:
+        install.helm("uninstall", install.RELEASE, *FLAGS)
+        assert not installed.list("clusterrole", "app.kubernetes.io/instance=dtj")
+        assert not installed.list("clusterrolebinding", "app.kubernetes.io/instance=dtj")
+        assert installed.get("crd", "distributedtrainingjobs.dtj.dev"), "jobs outlive the chart"
+        assert uids(kubectl, "steady") == pods
+
+        with reachable(cluster, release), without_our_images(cluster):
+            chart = f"oci://{release.registry}/dtj/charts/dtj-operator"
+            install.helm("install", install.RELEASE, chart, "--plain-http", *FLAGS)
             job = workload_job("released", "--steps=10")
             job["spec"]["template"]["spec"]["containers"][0]["image"] = trainer
             kubectl.apply(job)
             kubectl.until("dtj", "released", condition("Complete"), within_s=600)
-
             system = replace(installed, namespace=install.NAMESPACE)
             assert digests(system, "app.kubernetes.io/name=dtj-operator") == {operator.partition("@")[2]}
             assert digests(kubectl, "dtj.dev/job-name=released") == {trainer.partition("@")[2]}
-        finally:
-            remove_images(cluster)  # the released ones
-            load.load(cluster, built)
-            install.deploy(installed)
+    finally:
+        install.deploy(installed)
 
+    steady = kubectl.until("dtj", "steady", condition("Complete"), within_s=240)
+    assert uids(kubectl, "steady") == pods
+    assert steady["status"]["restarts"]["total"] == 0
+
+
+def test_bills_of_materials_of_a_release_name_packages_of_python_and_debian(released: Future[Release]):
+    files = released.result().files
     for role, package in {"operator": "kopf", "trainer": "rich"}.items():
         components = json.loads((files / f"{role}.cdx.json").read_text())["components"]
         assert {package, "libc6"} <= {each["name"] for each in components}
 
 
-@contextlib.contextmanager
-def registry_of_nodes(cluster: Cluster, folder: Path) -> Iterator[str]:
-    """Run a registry; yield its host and port, the same on this machine and on the workers.
+def uids(kubectl: Kubectl, job: str) -> set[str]:
+    """Return the uids of a job's pods."""
+    return {pod["metadata"]["uid"] for pod in kubectl.list("pods", f"dtj.dev/job-name={job}")}
 
-    It has a loopback address, because containerd uses TLS for any other. On the workers, socat forwards the
-    connections to this machine.
-    """
-    runtime = cluster.runtime
-    with serving(folder, host="") as port, contextlib.ExitStack() as stack:
+
+@contextlib.contextmanager
+def reachable(cluster: Cluster, release: Release) -> Iterator[None]:
+    """Forward connections to the registry's address on the workers to this machine, by socat."""
+    runtime, port = cluster.runtime, release.port
+    with contextlib.ExitStack() as stack:
         for node in cluster.workers:
             gateway = runtime("exec", node, "ip", "-4", "route", "show", "default").split()[2]
             runtime(
@@ -76,16 +87,36 @@ def registry_of_nodes(cluster: Cluster, folder: Path) -> Iterator[str]:
                 "socat", f"TCP-LISTEN:{port},bind=127.0.0.1,fork", f"TCP:{gateway}:{port}",
             )  # fmt: skip
             stack.callback(runtime, "exec", node, "systemctl", "stop", PROXY)
-        yield f"127.0.0.1:{port}"
+        yield
 
 
-def remove_images(cluster: Cluster) -> None:
-    """Remove all images of ours from the workers, with their layers."""
+@contextlib.contextmanager
+def without_our_images(cluster: Cluster) -> Iterator[None]:
+    """Remove our images from the workers, and put them back at the end.
+
+    The operator's is gone with its layers. The trainer's stays under a name that nothing asks for: a node has
+    to pull its layers all the same, since those of the registry are compressed; it need not unpack them.
+    """
+    runtime, trainer = cluster.runtime, config.IMAGES["trainer"]
     for node in cluster.workers:
-        listed = [line.split()[:3] for line in load.ctr(cluster.runtime, node, "list").splitlines()]
-        ours = {digest for name, _, digest in listed if "/dtj" in name}
-        names = [name for name, _, digest in listed if digest in ours]
-        load.ctr(cluster.runtime, node, "rm", "--sync", *names)
+        load.ctr(runtime, node, "tag", "--force", trainer, KEPT)
+        remove_all_but_kept(cluster, node)
+    try:
+        yield
+    finally:
+        for node in cluster.workers:
+            remove_all_but_kept(cluster, node)
+            load.ctr(runtime, node, "tag", KEPT, trainer)  # with the label that says what it is
+            load.ctr(runtime, node, "rm", KEPT)
+        load.load(cluster, images.build())
+
+
+def remove_all_but_kept(cluster: Cluster, node: str) -> None:
+    """Remove all names of our images but one from a node, and the layers that no name needs any longer."""
+    listed = [line.split()[:3] for line in load.ctr(cluster.runtime, node, "list").splitlines()]
+    ours = {digest for name, _, digest in listed if "/dtj" in name or name == KEPT}
+    names = [name for name, _, digest in listed if digest in ours and name != KEPT]
+    load.ctr(cluster.runtime, node, "rm", "--sync", *names)
 
 
 def digests(kubectl: Kubectl, selector: str) -> set[str]:
