@@ -19,9 +19,9 @@ from tests.support.predicates import condition, phase
 
 pytestmark = pytest.mark.exclusive
 PROXY = "dtj-test-registry"  # the unit of systemd on the workers that forwards connections
-KEPT = (
-    "dtj-test/kept:1"  # the trainer's image under another name, so that its layers need not be loaded again
-)
+# The trainer's image under another name, so that its layers need not be loaded again. With a host, as CRI
+# writes names: it would not notice that a shorter one is removed, and fail to start containers from it.
+KEPT = "localhost/dtj-test/kept:1"
 FLAGS = (f"--namespace={install.NAMESPACE}", "--wait", "--timeout=600s")
 
 
@@ -58,6 +58,8 @@ def test_training_survives_an_upgrade_an_uninstall_and_the_installation_of_a_rel
     finally:
         install.deploy(installed)
 
+    kubectl.apply(workload_job("next", "--steps=2"))
+    kubectl.until("dtj", "next", condition("Complete"), within_s=240)
     steady = kubectl.until("dtj", "steady", condition("Complete"), within_s=240)
     assert uids(kubectl, "steady") == pods
     assert steady["status"]["restarts"]["total"] == 0
