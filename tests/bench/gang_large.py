@@ -111,5 +111,5 @@ async def _place(rig: Rig, pool: Pool, name: str, gang: str) -> Placement:
     created_at, placed_at = await watching
     took = Placement(created_s=created_at - began, placed_s=placed_at - began, used=used() - before)
     await rig.api.delete(f"{JOBS.format(pool.name)}/{name}")
-    await pool.kubelet.until(lambda pods: not pods)
+    await pool.kubelet.until(lambda pods: not pods, within_s=600)
     return took

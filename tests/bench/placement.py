@@ -18,7 +18,7 @@ from tests.bench import report
 from tests.bench.preemption import planes
 from tests.integration import kubelet as kubelets
 from tests.integration.controlplane import ControlPlane
-from tests.integration.kubelet import Kubelet
+from tests.integration.kubelet import Kubelet, runs
 from tests.integration.kueue.conftest import QueuedCluster, operated
 from tests.integration.kueue.places import HOST, RACK, add_node, create_topology
 from tests.support.predicates import phase
@@ -70,7 +70,6 @@ async def _topology(plane: ControlPlane, seed: int) -> list[tuple[bool | None, b
     nodes, chosen = draw(seed), random.Random(f"gangs of {seed}")
     racks = {node.rack: sum(each.capacity for each in nodes if each.rack == node.rack) for node in nodes}
     async with operated(plane) as cluster, kubelets.playing(cluster.api, cluster.namespace) as kubelet:
-        kubelet.starts = False  # the scheduler and the kubelet leave pods with a gate alone
         for node in nodes:
             add_node(plane, node.name, cluster.namespace, node.rack, node.capacity)
         await create_topology(cluster)
@@ -101,16 +100,16 @@ async def _submit(cluster: QueuedCluster, name: str, size: int, mode: str) -> No
 async def _placed(
     cluster: QueuedCluster, kubelet: Kubelet, mode: str, nodes: list[Node], job: str, size: int
 ) -> tuple[bool | None, bool]:
-    """Wait until Kueue has chosen all hosts.
+    """Wait until Kueue has chosen all hosts and all pods run, and let them finish.
 
     Return whether they are in one rack (None: it was not required), and whether they are in order.
     """
     names = [f"{job}-{rank}" for rank in range(size)]
 
-    def chosen(pods: dict[str, Json]) -> bool:
-        return all(name in pods and not pods[name]["spec"].get("schedulingGates") for name in names)
+    def running(pods: dict[str, Json]) -> bool:  # they start once Kueue has chosen their hosts
+        return all(name in pods and runs(pods[name]) for name in names)
 
-    pods = await kubelet.until(chosen, within_s=WITHIN_S)
+    pods = await kubelet.until(running, within_s=WITHIN_S)
     rack_of = {node.name: node.rack for node in nodes}
     hosts = [pods[name]["spec"]["nodeSelector"][HOST] for name in names]
     places = [(rack_of[host], host) for host in hosts]

@@ -18,6 +18,8 @@ import aiohttp
 from tests.integration.api import PODS, WITHIN_S, Api, ApiError, NeverHappenedError
 
 Json = dict[str, Any]
+# The reason that the API server gives; it stays after the last gate is lifted, until the pod is placed.
+GATED = "SchedulingGated"
 OUTAGES = (ApiError, aiohttp.ClientError, OSError, TimeoutError, ValueError)
 
 
@@ -93,7 +95,7 @@ class Kubelet:
         if "deletionTimestamp" in meta:
             if name not in self.holds and pod["spec"].get("nodeName") not in self.sick:
                 await self.confirm_stopped(name, meta["uid"])
-        elif self.starts and pod["status"].get("phase", "Pending") == "Pending" and not is_unschedulable(pod):
+        elif self.starts and pod["status"].get("phase", "Pending") == "Pending" and not waits(pod):
             placed = "nodeName" in pod["spec"]
             if (placed or self.places) and meta["uid"] not in self._started:
                 await self._start_once(name, meta["uid"], placed=placed)
@@ -112,9 +114,11 @@ class Kubelet:
         """Place a pod on a node and make it ready.
 
         placed_at  the scheduler's timestamp in PodScheduled; None: no timestamp
-        node       name of the node; default: the node of the pod's index
+        node       name of the node; default: the one that the pod selects, else that of its index
         """
-        node = self.pods[name]["spec"].get("nodeName") or node or f"node-{name.rpartition('-')[2]}"
+        spec = self.pods[name]["spec"]
+        selected = spec.get("nodeSelector", {}).get("kubernetes.io/hostname")
+        node = spec.get("nodeName") or node or selected or f"node-{name.rpartition('-')[2]}"
         if not placed:
             await self._place(name, node)
         if node in self.sick:
@@ -205,10 +209,14 @@ def runs(pod: Json) -> bool:
     return pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
 
 
-def is_unschedulable(pod: Json) -> bool:
-    """Whether a test has marked the pod as unschedulable, as the scheduler would."""
+def waits(pod: Json) -> bool:
+    """Whether the pod has a gate, or a test has marked it as unschedulable, as the scheduler would."""
     conditions = pod["status"].get("conditions", ())
-    return any(each["type"] == "PodScheduled" and each["status"] == "False" for each in conditions)
+    said = any(
+        (each["type"], each["status"]) == ("PodScheduled", "False") and each.get("reason") != GATED
+        for each in conditions
+    )
+    return said or bool(pod["spec"].get("schedulingGates"))
 
 
 def container(pod: Json, *, ready: bool, state: Json) -> Json:

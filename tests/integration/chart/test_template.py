@@ -254,6 +254,34 @@ def test_each_watched_namespace_has_its_own_roles_and_no_right_beyond(render: Re
     assert "--namespace=team-a,team-b" in deployment["spec"]["template"]["spec"]["containers"][0]["args"]
 
 
+@pytest.mark.parametrize("watched", [[], ["team-a", "team-b"]], ids=["all", "two"])
+def test_rights_for_kueue_are_in_roles_of_their_own_and_only_if_asked(render: Render, watched: list[str]):
+    without = render({"watchNamespaces": watched})
+    asked = render({"watchNamespaces": watched, "kueue": {"enabled": True}})
+    more = [each for each in asked if each not in without]
+    assert [each for each in asked if each in without] == without
+    assert {each["kind"].removesuffix("Binding") for each in more} <= {"Role", "ClusterRole"}
+    of_jobs = {("Role", where) for where in watched} or {("ClusterRole", "")}
+    rights = {
+        (each["kind"], each["metadata"].get("namespace", ""), group, kind): set(rule["verbs"])
+        for each in more
+        for rule in each.get("rules", ())
+        for group in rule["apiGroups"]
+        for kind in rule["resources"]
+    }
+    classes = ("resourceflavors", "workloadpriorityclasses")
+    assert rights == {
+        ("ClusterRole", "", "scheduling.k8s.io", "priorityclasses"): {"get"},
+        **{("ClusterRole", "", "kueue.x-k8s.io", kind): {"get"} for kind in classes},
+        **{(*role, "kueue.x-k8s.io", "workloads/status"): {"patch"} for role in of_jobs},
+        **{
+            (*role, "kueue.x-k8s.io", "workloads"): {"get", "list", "watch", "create", "patch", "delete"}
+            for role in of_jobs
+        },
+    }
+    assert '"kueue' not in json.dumps([each for each in without if "rules" in each])
+
+
 @pytest.mark.parametrize("watched", [[], ["team-a"], ["team-a", "team-b"]], ids=["all", "one", "several"])
 def test_releases_of_one_name_in_two_namespaces_share_no_object(helm: Helm, watched: list[str]):
     """Helm refuses an object that another release has."""

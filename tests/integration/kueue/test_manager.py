@@ -221,7 +221,6 @@ async def test_workload_that_another_controller_made_is_admitted_and_finished(
 async def test_pods_get_their_places_by_rank(
     cluster: QueuedCluster, kubelet: Kubelet, real_plane: ControlPlane
 ):
-    kubelet.starts = False  # the scheduler and the kubelet leave pods with a gate alone
     await create_topology(cluster)
     nodes = [f"{cluster.namespace}-{index}" for index in range(4)]
     for index, node in enumerate(nodes):
@@ -242,8 +241,6 @@ async def test_pods_get_their_places_by_rank(
     hosts = [placed[f"job-{rank}"]["spec"]["nodeSelector"][HOST] for rank in range(4)]
     assert hosts == sorted(hosts)
     assert set(hosts) in ({nodes[0], nodes[1]}, {nodes[2], nodes[3]})  # one rack
-    for rank, host in enumerate(hosts):
-        await kubelet.start(f"job-{rank}", node=host)
     await cluster.until(phase("Running"))
 
     def placed_again(pods: dict[str, Json]) -> bool:
