@@ -261,22 +261,20 @@ def test_topk_sends_the_largest_elements_of_a_bucket() -> None:
 @pytest.mark.parametrize(
     ("flags", "parallel", "message"),
     [
-        pytest.param(
-            {"sync": "local"}, None, "'local', which needs a number of steps.*local:8", id="no number"
-        ),
+        pytest.param({"sync": "local"}, None, "'local': it needs a number of steps.*local:8", id="no number"),
         pytest.param({"sync": "sometimes:3"}, None, "'sometimes:3'.*local:K", id="unknown policy"),
         pytest.param({"sync": "local:2.5"}, None, "expected a whole number", id="half a step"),
         pytest.param(
-            {"sync": "local:inf"}, None, "'local:inf', expected a whole number", id="infinite steps"
+            {"sync": "local:inf"}, None, "'local:inf': expected a whole number", id="infinite steps"
         ),
-        pytest.param({"sync": "stale:nan"}, None, "'stale:nan', expected a whole number", id="no number"),
-        pytest.param({"sync": "local:0"}, None, "'local:0', expected a whole number of at least 1", id="0"),
+        pytest.param({"sync": "stale:nan"}, None, "'stale:nan': expected a whole number", id="no number"),
+        pytest.param({"sync": "local:0"}, None, "'local:0': expected a whole number of at least 1", id="0"),
         pytest.param({"compress": "powersgd:2.5"}, None, "expected a whole number", id="half a rank"),
         pytest.param(
-            {"compress": "topk:200"}, None, "'topk:200', expected .* at most 100", id="over 100 percent"
+            {"compress": "topk:200"}, None, "'topk:200': expected .* at most 100", id="over 100 percent"
         ),
-        pytest.param({"compress": "topk:0"}, None, "'topk:0', expected a number above 0", id="none"),
-        pytest.param({"compress": "topk:nan"}, None, "'topk:nan', expected a number above 0", id="nan"),
+        pytest.param({"compress": "topk:0"}, None, "'topk:0': expected a number above 0", id="none"),
+        pytest.param({"compress": "topk:nan"}, None, "'topk:nan': expected a number above 0", id="nan"),
         pytest.param({"compress": "zip"}, None, "'zip'.*powersgd\\[:RANK\\]", id="unknown hook"),
         pytest.param({"compress": "bf16:3"}, None, "'bf16:3'", id="a number that bf16 does not take"),
         pytest.param({"sync": "local:2"}, "fsdp", "--sync local does not work with .*fsdp", id="sharded"),

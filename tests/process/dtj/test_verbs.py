@@ -139,7 +139,7 @@ def test_url_that_cannot_be_used_is_refused(finish: Callable[..., Finished], tmp
     script.write_text(PROGRAM)
     ended = finish("run", "--weights", "s3://bucket/run", script)
     assert ended.code == 78
-    assert "--weights is 's3://bucket/run', but this must be a local path" in ended.err
+    assert "Invalid value for '--weights': this must be a local path" in ended.err
     ended = finish("run", script, DTJ_CHECKPOINT_DIR="s4://bucket/run")
     assert ended.code == 78
     assert "s4://bucket/run cannot hold checkpoints: Protocol not known: s4" in ended.err

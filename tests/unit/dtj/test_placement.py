@@ -7,7 +7,7 @@ import pytest
 from dtj.agent.placement import Placement, threads
 from dtj.errors import RecipeError
 from dtj.ranks.world import World
-from dtj.settings import Settings
+from dtj.settings import SYNCS, Settings, as_text
 
 MASTER = {"MASTER_ADDR": "digits-0.digits.ns.svc", "MASTER_PORT": "29500"}
 
@@ -154,10 +154,10 @@ def test_flag_of_the_job_takes_precedence_over_the_code() -> None:
     [
         (
             {"DTJ_SAVE_EVERY": "0"},
-            "--save-every (DTJ_SAVE_EVERY) is '0', expected a whole number of at least 1",
+            "--save-every (DTJ_SAVE_EVERY) is '0': 0 is not in the range x>=1",
         ),
-        ({"DTJ_TF32": "true"}, "--tf32 (DTJ_TF32) is 'true', expected 1 or 0"),
-        ({"DTJ_SYNC": "local"}, "--sync (DTJ_SYNC) is 'local', which needs a number of steps"),
+        ({"DTJ_TF32": "maybe"}, "--tf32 (DTJ_TF32) is 'maybe': 'maybe' is not a valid boolean"),
+        ({"DTJ_SYNC": "local"}, "--sync (DTJ_SYNC) is 'local': it needs a number of steps"),
         ({"DTJ_CHECKPOINT_DIR": "x", "DTJ_KEEP": "1"}, "--keep (DTJ_KEEP) is '1'"),
     ],
 )
@@ -165,3 +165,10 @@ def test_invalid_setting_is_refused_under_both_of_its_names(env: dict[str, str],
     with pytest.raises(RecipeError) as raised:
         Settings.read(env)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["diloco:20", "local:3", "every", "stale:2"])
+def test_policy_reaches_the_ranks_as_it_was_given(text: str) -> None:
+    """The command line parses it, writes it into a variable, and a rank parses that."""
+    chosen = SYNCS.convert(text, None, None)
+    assert Settings.read({"DTJ_SYNC": as_text(chosen)}).sync == chosen

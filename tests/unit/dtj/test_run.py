@@ -186,8 +186,8 @@ def test_any_setting_can_be_given_in_code_and_flags_win(
     ("settings", "message"),
     [
         ({"precison": "bf16"}, "dtj.init got precison, which is not a setting\n.*, parallel, "),
-        ({"precision": "bf8"}, r"dtj.init\(precision=...\) is 'bf8', which is not a known value"),
-        ({"micro_batch": 0}, r"dtj.init\(micro_batch=...\) is '0', expected a whole number of at least 1"),
+        ({"precision": "bf8"}, r"dtj.init\(precision=...\) is 'bf8': 'bf8' is not one of 'fp32'"),
+        ({"micro_batch": 0}, r"dtj.init\(micro_batch=...\) is '0': 0 is not in the range x>=1"),
     ],
 )
 def test_setting_that_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from dtj import contract, flags
+from dtj import contract
 from dtj.agent.wire.protocol import Limits
 from dtj.errors import RecipeError
 
@@ -143,4 +143,8 @@ def _limits(env: Mapping[str, str]) -> Limits | None:
 def number(env: Mapping[str, str], name: str, *, default: int, least: int = 1) -> int:
     """An integer from the environment; if it is not one, a RecipeError that names the variable."""
     text = env.get(name, "")
-    return flags.whole(name, text, least=least, fix=f"correct {name}") if text else default
+    if text and (not text.isdecimal() or int(text) < least):
+        raise RecipeError(
+            f"{name} is {text!r}, expected a whole number of at least {least}", fix=f"correct {name}"
+        )
+    return int(text) if text else default

@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 import dtj
-from dtj import contract, flags, settings
+from dtj import contract, settings
 from dtj.agent import alone, torchrun
 from dtj.agent.launch import launch
 from dtj.agent.options import Options
@@ -38,24 +38,9 @@ _INSTALL_CLIENT = "pip install ./client, in a checkout of dtj"
 def _option(name: str) -> Any:
     """The click option of a setting that settings.py declares."""
     flag = settings.FLAGS[name]
-    how: dict[str, Any]
-    match flag.kind:
-        case flags.Whole(least):
-            how = {"type": click.IntRange(min=least)}
-        case flags.Positive():
-            how = {"type": click.FloatRange(min=0, min_open=True)}
-        case flags.OneOf(known):
-            how = {"type": click.Choice(list(known))}
-        case flags.Switch():
-            how = {"is_flag": True}
-        case flags.PathOrUrl(form):  # no URL is a file that exists
-            how = {"type": click.Path(file_okay=False), "metavar": form}
-        case flags.LocalPath(form):
-            how = {"type": click.Path(), "metavar": form}
-        case flags.MetricTargets(form):
-            how = {"multiple": True, "metavar": form}
-        case flags.Text(form) | flags.OneWithAmount(form=form):
-            how = {"metavar": form}
+    how: dict[str, Any] = {"type": flag.kind, "metavar": flag.form or None, "multiple": flag.many}
+    if flag.kind is click.BOOL:
+        how = {"is_flag": True}
     return click.option(settings.option(name), name, help=flag.help, **how)
 
 
@@ -325,29 +310,18 @@ def _launch(what: Program, given: Mapping[str, Any]) -> int:
 
 def _environment(given: Mapping[str, Any]) -> dict[str, str]:
     """Environment variables that pass the given settings to the ranks; paths are made absolute."""
-    texts = {name: _text(flag.kind, given[name]) for name, flag in settings.FLAGS.items()}
-    return {settings.variable(name): _absolute(name, text) for name, text in texts.items() if text}
+    texts = {name: _text(name, given[name]) for name in settings.FLAGS}
+    return {settings.variable(name): text for name, text in texts.items() if text}
 
 
-def _absolute(name: str, text: str) -> str:
-    """The text of a setting, with an absolute path if it is one; RecipeError for a forbidden URL."""
-    kind = settings.FLAGS[name].kind
-    if not isinstance(kind, flags.LocalPath):
-        return text
-    found = kind.read(settings.option(name), text)
-    return found if "://" in found else str(Path(found).resolve())
-
-
-def _text(kind: flags.Kind, value: Any) -> str:
-    """The value as text that `kind` can read; "" for a flag that is not given."""
+def _text(name: str, value: Any) -> str:
+    """The value of a setting as text, with an absolute path if it is one; "" for a flag that is not given."""
     if value is None or value is False:
         return ""
-    match kind:
-        case flags.Switch():
-            return "1"
-        case flags.MetricTargets():
-            return "\n".join(map(metric_files.absolute, value))
-    return str(value)
+    if settings.FLAGS[name].many:
+        return "\n".join(map(metric_files.absolute, value))
+    is_path = isinstance(settings.FLAGS[name].kind, settings.LocalPath) and "://" not in value
+    return str(Path(value).resolve()) if is_path else settings.as_text(value)
 
 
 def _usage(error: click.ClickException) -> str:
