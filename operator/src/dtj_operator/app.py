@@ -34,24 +34,15 @@ from dtj_operator.kube.children import NETWORK_POLICY, SERVICE, ChildCache
 from dtj_operator.kube.discovery import missing_right, serves_jobs
 from dtj_operator.kube.jobs import Jobs
 from dtj_operator.kube.lease import Lease
-from dtj_operator.kube.nodes import NodeCache
+from dtj_operator.kube.nodes import NODES, NodeCache
 from dtj_operator.kube.optional import Feature
-from dtj_operator.kube.pod_groups import Gangs, PodGroupCache
+from dtj_operator.kube.pod_groups import Gangs, PodGroupCache, pod_groups_of
+from dtj_operator.kube.pods import PODS
 from dtj_operator.kube.recorder import Recorder
-from dtj_operator.kube.reflector import (
-    NETWORK_POLICIES,
-    NODES,
-    PODS,
-    SERVICES,
-    SILENCE_S,
-    WORKLOADS,
-    Reflector,
-    Source,
-    pod_groups_of,
-    read_list,
-)
+from dtj_operator.kube.reflector import SILENCE_S, Reflector, read_list
 from dtj_operator.kube.unverified import UnverifiedNames
-from dtj_operator.kube.workloads import Kueue, WorkloadCache
+from dtj_operator.kube.wire import Source
+from dtj_operator.kube.workloads import WORKLOADS, Kueue, WorkloadCache
 from dtj_operator.model import names
 from dtj_operator.model.names import Key
 from dtj_operator.model.views import PodView
@@ -116,8 +107,8 @@ class App:
         # The operator cannot decide anything without these.
         self._required: tuple[Reflector[Any], ...] = (
             *follow_pods,
-            *self._reflect(SERVICES, services),
-            *self._reflect(NETWORK_POLICIES, policies),
+            *self._reflect(SERVICE.source, services),
+            *self._reflect(NETWORK_POLICY.source, policies),
         )
         self._reflectors: tuple[Reflector[Any], ...] = (*self._required, follow_nodes)
         self._gangs, self._pod_groups = Gangs(), PodGroupCache(self._child_changed)

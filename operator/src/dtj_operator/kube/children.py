@@ -14,7 +14,7 @@ import msgspec
 from dtj_operator.kube import paths
 from dtj_operator.kube.cache import Cache
 from dtj_operator.kube.unverified import UnverifiedNames
-from dtj_operator.kube.wire import Meta, Wire, decoders
+from dtj_operator.kube.wire import Meta, Wire, source
 from dtj_operator.model import names
 from dtj_operator.model.names import Key
 from dtj_operator.model.views import ObjectView
@@ -39,14 +39,15 @@ class ChildView(ObjectView, frozen=True, gc=False, kw_only=True):
 
 
 class ChildKind:
-    """How to decode one of the two kinds.
+    """One of the two kinds, and how to read it.
 
     fields   of the spec, those that we set
     """
 
-    def __init__(self, kind: str, path: Callable[[str | None], str], *fields: str) -> None:
+    def __init__(self, kind: str, what: str, path: Callable[[str | None], str], *fields: str) -> None:
         self.kind, self.path, self._fields = kind, path, fields
-        self.decode, self.decode_list = decoders(_Child, self._view)
+        self.source = source(_Child, self._view, what=what, path=path)
+        self.decode = self.source.decode
 
     def fingerprint(self, spec: Mapping[str, Any]) -> str:
         """Return the fingerprint of the fields that we set."""
@@ -64,10 +65,19 @@ class ChildKind:
 
 
 SERVICE = ChildKind(
-    "Service", paths.services, "type", "clusterIP", "publishNotReadyAddresses", "selector", "ports"
+    "Service",
+    "services",
+    paths.services,
+    "type",
+    "clusterIP",
+    "publishNotReadyAddresses",
+    "selector",
+    "ports",
 )
 # Its policyTypes do not have Egress, so `egress` would have no effect.
-NETWORK_POLICY = ChildKind("NetworkPolicy", paths.policies, "podSelector", "policyTypes", "ingress")
+NETWORK_POLICY = ChildKind(
+    "NetworkPolicy", "networkpolicies", paths.policies, "podSelector", "policyTypes", "ingress"
+)
 
 
 class ChildCache(Cache[ChildView]):

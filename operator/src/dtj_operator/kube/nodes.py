@@ -10,8 +10,9 @@ from types import MappingProxyType
 
 import msgspec
 
+from dtj_operator.kube import paths
 from dtj_operator.kube.cache import TOMBSTONES, Cache
-from dtj_operator.kube.wire import Condition, Meta, Wire, decoders, seconds
+from dtj_operator.kube.wire import Condition, Meta, Wire, seconds, source
 from dtj_operator.model.views import NodeView
 
 
@@ -44,7 +45,7 @@ def _view(node: _Node) -> NodeView:
     )
 
 
-decode_node, decode_nodes = decoders(_Node, _view)
+NODES = source(_Node, _view, what="nodes", path=lambda _: paths.NODES, selector="", required=False)
 
 
 class NodeCache(Cache[NodeView]):

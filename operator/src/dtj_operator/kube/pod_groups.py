@@ -10,10 +10,11 @@ import logging
 
 import msgspec
 
+from dtj_operator.kube import paths
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.cache import Cache
 from dtj_operator.kube.discovery import first_served
-from dtj_operator.kube.wire import Condition, Meta, Wire, decoders
+from dtj_operator.kube.wire import Condition, Meta, Source, Wire, source
 from dtj_operator.model import names
 from dtj_operator.model.views import PodGroupView
 
@@ -59,8 +60,21 @@ def _view(group: _PodGroup) -> PodGroupView:
 
 
 _SCHEDULED = ("PodGroupInitiallyScheduled", "PodGroupScheduled")  # in v1beta1, in v1alpha2
-decode_pod_group, decode_pod_groups = decoders(_PodGroup, _view)
 PodGroupCache = Cache[PodGroupView]
+
+
+def pod_groups_of(api_version: str) -> Source[PodGroupView]:
+    """The PodGroups in this version of their API."""
+    return source(
+        _PodGroup,
+        _view,
+        what=names.POD_GROUPS,
+        path=lambda namespace: paths.pod_groups(api_version, namespace),
+        required=False,
+    )
+
+
+decode_pod_group = pod_groups_of("").decode  # the same in all versions
 
 
 class Gangs:

@@ -4,7 +4,8 @@ from datetime import datetime
 
 import msgspec
 
-from dtj_operator.kube.wire import Condition, Meta, Wire, decoders, seconds
+from dtj_operator.kube import paths
+from dtj_operator.kube.wire import Condition, Meta, Wire, seconds, source
 from dtj_operator.model import exit_report, names
 from dtj_operator.model.printable import printable
 from dtj_operator.model.views import ContainerView, PodView, Seen
@@ -90,7 +91,8 @@ def _view(pod: _Pod) -> PodView:
     )
 
 
-decode_pod, decode_pods = decoders(_Pod, _view)
+PODS = source(_Pod, _view, what="pods", path=paths.pods)
+decode_pod = PODS.decode
 
 
 def seen(view: PodView, known: PodView | None, now: float) -> PodView:

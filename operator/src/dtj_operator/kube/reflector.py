@@ -8,24 +8,16 @@ are noticed.
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
 from typing import Generic, TypeVar
 
-import msgspec
-
 from dtj_operator import metrics
-from dtj_operator.kube import children, nodes, pages, paths, pods, wire
+from dtj_operator.kube import pages, wire
 from dtj_operator.kube.api import JSON_BODY, LIST_TIMEOUT_S, Api
 from dtj_operator.kube.cache import Cache, View
-from dtj_operator.kube.children import ChildKind, ChildView
 from dtj_operator.kube.errors import ApiError, Expired, Refused
-from dtj_operator.kube.pod_groups import decode_pod_group, decode_pod_groups
-from dtj_operator.kube.wire import Page
-from dtj_operator.kube.workloads import decode_workload, decode_workloads
-from dtj_operator.model import names
+from dtj_operator.kube.wire import Page, Source
 from dtj_operator.model.names import Key
-from dtj_operator.model.views import NodeView, PodGroupView, PodView, WorkloadView
 
 PAGE = "500"
 WATCH_S = 290  # the server ends a watch after this; the next watch continues at the same version
@@ -37,64 +29,6 @@ T = TypeVar("T")
 V = TypeVar("V", bound=View)
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source(Generic[V]):
-    """A kind of objects to read, and how to decode them.
-
-    path      of the collection, in one namespace or in all
-    selector  label selector; empty: all objects
-    required  the operator cannot work without it; otherwise the right to read it may be missing
-    """
-
-    what: str
-    path: Callable[[str | None], str]
-    decode: Callable[[msgspec.Raw], V]
-    decode_list: Callable[[bytes], Page[V]]
-    selector: str = names.JOB_NAME
-    required: bool = True
-
-
-PODS: Source[PodView] = Source(
-    what="pods", path=paths.pods, decode=pods.decode_pod, decode_list=pods.decode_pods
-)
-NODES: Source[NodeView] = Source(
-    what="nodes",
-    path=lambda _: paths.NODES,
-    decode=nodes.decode_node,
-    decode_list=nodes.decode_nodes,
-    selector="",
-    required=False,
-)
-
-
-def pod_groups_of(api_version: str) -> Source[PodGroupView]:
-    """The PodGroups in this version of their API."""
-    return Source(
-        what=names.POD_GROUPS,
-        path=lambda namespace: paths.pod_groups(api_version, namespace),
-        decode=decode_pod_group,
-        decode_list=decode_pod_groups,
-        required=False,
-    )
-
-
-WORKLOADS: Source[WorkloadView] = Source(
-    what=names.WORKLOADS,
-    path=paths.workloads,
-    decode=decode_workload,
-    decode_list=decode_workloads,
-    required=False,
-)
-
-
-def _children(kind: ChildKind, what: str) -> Source[ChildView]:
-    return Source(what=what, path=kind.path, decode=kind.decode, decode_list=kind.decode_list)
-
-
-SERVICES = _children(children.SERVICE, "services")
-NETWORK_POLICIES = _children(children.NETWORK_POLICY, "networkpolicies")
 
 
 class Reflector(Generic[V]):

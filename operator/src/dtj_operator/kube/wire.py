@@ -5,6 +5,7 @@ Decoding ignores unknown fields, so newer API servers are not a problem.
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar
 
@@ -109,17 +110,32 @@ class Page(Wire, Generic[T]):
         return self.listed or []
 
 
-def decoders(
-    kind: type[T], view: Callable[[T], U]
-) -> tuple[Callable[[bytes | msgspec.Raw], U], Callable[[bytes], Page[U]]]:
-    """Return what decodes an object of a kind, and a page of a list, to views; both raise UNREADABLE."""
+@dataclass(frozen=True, kw_only=True)
+class Source(Generic[U]):
+    """A kind of objects to read, and how to decode them; both decoders raise UNREADABLE.
+
+    path      of the collection, in one namespace or in all
+    selector  label selector; empty: all objects
+    required  the operator cannot work without it; otherwise the right to read it may be missing
+    """
+
+    what: str
+    path: Callable[[str | None], str]
+    decode: Callable[[bytes | msgspec.Raw], U]
+    decode_list: Callable[[bytes], Page[U]]
+    selector: str = names.JOB_NAME
+    required: bool = True
+
+
+def source(kind: type[T], view: Callable[[T], U], **fields: Any) -> Source[U]:
+    """Return how to read a kind whose objects are decoded and then reduced to views."""
     one, many = msgspec.json.Decoder(kind).decode, msgspec.json.Decoder(Page[kind]).decode  # type: ignore[valid-type]
 
     def decode_page(raw: bytes) -> Page[U]:
         page = many(raw)
         return Page(metadata=page.metadata, listed=[view(item) for item in page.items])
 
-    return lambda raw: view(one(raw)), decode_page
+    return Source(decode=lambda raw: view(one(raw)), decode_list=decode_page, **fields)
 
 
 class WatchEvent(Wire):

@@ -4,10 +4,11 @@ import asyncio
 
 import msgspec
 
+from dtj_operator.kube import paths
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.cache import Cache
 from dtj_operator.kube.discovery import first_served
-from dtj_operator.kube.wire import Condition, Meta, Wire, decoders
+from dtj_operator.kube.wire import Condition, Meta, Wire, source
 from dtj_operator.model import names
 from dtj_operator.model.json import Json
 from dtj_operator.model.views import AdmissionView, PodSettings, WorkloadView
@@ -91,7 +92,8 @@ class _Flavor(Wire):
     spec: _FlavorSpec = msgspec.field(default_factory=_FlavorSpec)
 
 
-decode_workload, decode_workloads = decoders(_Workload, _view)
+WORKLOADS = source(_Workload, _view, what=names.WORKLOADS, path=paths.workloads, required=False)
+decode_workload = WORKLOADS.decode
 WorkloadCache = Cache[WorkloadView]
 _decode_flavor = msgspec.json.Decoder(_Flavor).decode
 

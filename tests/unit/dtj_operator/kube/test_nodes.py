@@ -11,8 +11,8 @@ import pytest
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.cache import PodCache
-from dtj_operator.kube.nodes import NodeCache, decode_node
-from dtj_operator.kube.reflector import NODES, Reflector
+from dtj_operator.kube.nodes import NODES, NodeCache
+from dtj_operator.kube.reflector import Reflector
 from dtj_operator.model.names import Key
 from dtj_operator.model.views import NodeView
 from tests.support.builders import NAME, NAMESPACE, pod
@@ -30,7 +30,7 @@ def node(name: str = "a", ready: str = "True", version: int = 1, **spec: Any) ->
 
 
 def view(*args: Any, **kwargs: Any) -> NodeView:
-    return decode_node(json.dumps(node(*args, **kwargs)).encode())
+    return NODES.decode(json.dumps(node(*args, **kwargs)).encode())
 
 
 @pytest.mark.parametrize(("ready", "expected"), [("True", True), ("False", False), ("Unknown", False)])
@@ -41,7 +41,7 @@ def test_readiness_is_parsed(ready: str, expected: bool) -> None:
 def test_node_without_a_condition_is_not_ready() -> None:
     raw = node()
     raw["status"] = {}
-    assert not decode_node(json.dumps(raw).encode()).ready
+    assert not NODES.decode(json.dumps(raw).encode()).ready
 
 
 def test_cordon_is_parsed() -> None:
@@ -108,7 +108,7 @@ def test_node_that_was_ready_between_two_lists_is_away_since_the_second(watched:
     raw = node(ready="Unknown", version=9)
     raw["status"]["conditions"][0]["lastTransitionTime"] = LATER
 
-    assert watched.at(150, decode_node(json.dumps(raw).encode()))["a"] == 150
+    assert watched.at(150, NODES.decode(json.dumps(raw).encode()))["a"] == 150
 
 
 def test_deleted_node_is_gone_since_this_process_saw_that(watched: Watched) -> None:

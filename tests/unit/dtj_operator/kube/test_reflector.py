@@ -12,7 +12,8 @@ import pytest
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.cache import PodCache
-from dtj_operator.kube.reflector import PODS, Reflector
+from dtj_operator.kube.pods import PODS
+from dtj_operator.kube.reflector import Reflector
 from dtj_operator.model.names import Key
 from tests.unit.dtj_operator.kube.server import (
     Handler,

@@ -61,7 +61,7 @@ def test_object_that_cannot_be_decoded_is_left_out_of_its_page(
 ) -> None:
     good = '{"metadata": {"name": "good"}}'
     raw = f'{{"metadata": {{"resourceVersion": "7"}}, "items": [{pod}, {good}]}}'
-    page = pages.decode_page(raw.encode(), pods.decode_pods, pods.decode_pod)
+    page = pages.decode_page(raw.encode(), pods.PODS.decode_list, pods.PODS.decode)
 
     assert [view.name for view in page.items] == ["good"]
     assert page.metadata.resource_version == "7"
@@ -70,4 +70,4 @@ def test_object_that_cannot_be_decoded_is_left_out_of_its_page(
 
 def test_page_that_is_not_json_raises() -> None:
     with pytest.raises(msgspec.DecodeError):
-        pages.decode_page(b"<html>", pods.decode_pods, pods.decode_pod)
+        pages.decode_page(b"<html>", pods.PODS.decode_list, pods.PODS.decode)
