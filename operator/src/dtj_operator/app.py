@@ -331,19 +331,18 @@ class App:
         Jobs that are known are handled even if the API server cannot list them.
         """
         jobs: dict[Key, str] = {}
+        versions: list[str] = []
         try:
             for path in map(paths.jobs, self._namespaces):
-                found, _ = await read_list(self._steady, path, wire.decode_names, accept=METADATA_LIST)
+                found, version = await read_list(self._steady, path, wire.decode_names, accept=METADATA_LIST)
+                versions.append(version)
                 metas = (item.metadata for item in found)
                 jobs |= {Key(meta.namespace, meta.name): meta.resource_version for meta in metas}
         except Exception as error:  # noqa: BLE001 - one job must not keep the others from being listed later
             _log.warning("cannot list the jobs", extra={"error": str(error)})
             return False
-        for key in self.jobs.shown.keys() - jobs:
-            self.jobs.note_gone(key)
-        for key, version in jobs.items():
-            if self.jobs.note(key, version):
-                self.queue.add(key, patience_s=BACKLOG_PATIENCE_S)
+        for key in self.jobs.note_all(jobs, versions[0]):
+            self.queue.add(key, patience_s=BACKLOG_PATIENCE_S)
         return True
 
     def _known(self) -> set[Key]:

@@ -7,7 +7,7 @@ changed unnoticed, nothing is written and the job is read again.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dtj_operator.kube import paths, wire
@@ -56,9 +56,20 @@ class Jobs:
         return news
 
     def note_gone(self, key: Key) -> None:
-        """Note that the watch shows the job as deleted, or that a list lacks it."""
+        """Note that the watch shows the job as deleted."""
         self.shown.pop(key, None)
+        self._known.pop(key, None)
         self._copies.pop(key, None)
+
+    def note_all(self, listed: Mapping[Key, str], version: str) -> list[Key]:
+        """Note a list of all jobs, made at this version; return those that are news to this process.
+
+        The watch may have shown more since.
+        """
+        newer = {key for key, shown in self.shown.items() if later(shown, version)}
+        for key in self.shown.keys() - listed.keys() - newer:
+            self.note_gone(key)
+        return [key for key, each in listed.items() if key not in newer and self.note(key, each)]
 
     async def read(self, key: Key) -> Json:
         """Return the job; raises NotFound."""

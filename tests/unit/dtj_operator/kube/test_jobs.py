@@ -169,3 +169,16 @@ async def test_job_that_is_gone_is_looked_up_once_until_one_of_its_name_is_shown
 async def test_job_that_is_created_while_its_predecessor_is_looked_up_is_read(known: Known) -> None:
     await gone(known, shown_while_reading(known, "9", lacks("distributedtrainingjobs", "j")))
     assert await known.reads("9")
+
+
+async def test_list_shows_what_the_watch_has_missed_and_not_what_is_newer_than_itself(known: Known) -> None:
+    same, changed, late, gone, new = (Key("ns", name) for name in ("same", "changed", "late", "gone", "new"))
+    for key in (same, changed, gone):
+        known.script[:] = [says(job("7"))]
+        await known.read(key)
+        known.note(key, "7")
+    known.note(late, "10")
+    known.note(new, "10")
+
+    assert known.note_all({same: "7", changed: "8", late: "8"}, "9") == [changed]
+    assert known.shown == {same: "7", changed: "8", late: "10", new: "10"}
