@@ -59,6 +59,8 @@ class Kubelet:
         self.pods = {}
         for pod in listed["items"]:
             await self._see("MODIFIED", pod, work)
+        async with self._changed:  # all pods may be gone, after a watch that was cut
+            self._changed.notify_all()
         async with aclosing(self._api.follow(self._folder, listed["metadata"]["resourceVersion"])) as events:
             async for kind, pod in events:
                 if kind == "ERROR":
