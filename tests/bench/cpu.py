@@ -43,7 +43,8 @@ def used() -> Used:
         except OSError:  # it has ended
             continue
         pid = int(folder.name)
-        names[pid], rest = stat[stat.index("(") + 1 : stat.rindex(")")], stat[stat.rindex(")") + 2 :].split()
+        names[pid] = stat[stat.index("(") + 1 : stat.rindex(")")].rstrip("-")  # the kernel cuts long names
+        rest = stat[stat.rindex(")") + 2 :].split()
         parents[pid], spent[pid] = int(rest[1]), (int(rest[11]) + int(rest[12])) / TICKS_PER_S
     own: dict[str, float] = defaultdict(float)
     for pid, seconds in spent.items():
