@@ -55,11 +55,11 @@ def test_silent_for(watchdog: Watchdog, now: float, expected: float | None) -> N
         pytest.param([60.0] * 64, 300.0, id="five long steps"),
         pytest.param([3600.0] * 64, 3600.0 + MOST_ADDED_S, id="very long steps: a quarter of an hour more"),
         pytest.param([60.0, 60.0, 3.0] * 21, 300.0, id="a ragged last step of an epoch"),
-        pytest.param([60.0, 3.0, 3.0] * 21, 90.0, id="one long step in an epoch: half as long again"),
+        pytest.param([60.0, 3.0, 3.0] * 21, MIN_LIMIT_S, id="one long step in an epoch"),
         pytest.param([1.0] * 63 + [600.0], MIN_LIMIT_S, id="one undeclared step of ten minutes"),
         pytest.param([600.0, 1.0], MIN_LIMIT_S, id="the second step, in which the model was compiled"),
         pytest.param([600.0], 600.0 + MOST_ADDED_S, id="nothing is known but that step"),
-        pytest.param([1.0] * 62 + [100.0] * 2, 150.0, id="it happens again and again"),
+        pytest.param([1.0] * 62 + [100.0] * 2, MIN_LIMIT_S, id="it happens again and again"),
     ],
 )
 def test_limit_follows_from_the_last_64_steps(lengths: list[float], limit_s: float) -> None:
@@ -67,6 +67,24 @@ def test_limit_follows_from_the_last_64_steps(lengths: list[float], limit_s: flo
     for step, length in enumerate([*lengths, 0.0]):  # a length counts once the next step is done
         times.observe(step, length)
     assert times.limit_s == limit_s
+
+
+@pytest.mark.parametrize(
+    ("lengths", "limit_s"),
+    [
+        pytest.param([60.0, 3.0, 3.0] * 21, 90.0, id="one long step in an epoch: half as long again"),
+        pytest.param([1.0] * 63 + [600.0], 1.5, id="one undeclared step of ten minutes"),
+        pytest.param([1.0] * 62 + [100.0] * 2, 150.0, id="it happens again and again"),
+        pytest.param([3600.0] * 64, 3600.0 + MOST_ADDED_S, id="very long steps: a quarter of an hour more"),
+    ],
+)
+def test_ranks_that_do_nothing_are_left_alone_as_long_as_long_steps_take(
+    lengths: list[float], limit_s: float
+) -> None:
+    times = StepTimes()
+    for step, length in enumerate([*lengths, 0.0]):
+        times.observe(step, length)
+    assert times.long_limit_s == limit_s
 
 
 def test_usual_step_is_that_of_the_slowest_rank() -> None:

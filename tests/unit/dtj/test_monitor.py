@@ -93,6 +93,29 @@ def test_hang_is_named_exactly_when_its_limit_is_over() -> None:
     assert watched.ended == [1]
 
 
+def after_long_steps() -> Watched:
+    """Of the last steps, two took 100 s each; the last one ended at 240."""
+    watched = Watched()
+    for step, now in ((11, 110.0), (12, 210.0), *((number, 198.0 + number) for number in range(13, 43))):
+        watched.step(step, now)
+    return watched
+
+
+def test_stopped_rank_is_named_at_the_usual_limit_although_steps_have_taken_longer() -> None:
+    watched = after_long_steps()
+    assert watched.run_until(1e6, WAITING, STOPPED) == 240.0 + MIN_LIMIT_S - REPORT_DELAY_S
+    assert watched.ended == [1]
+
+
+def test_rank_that_does_nothing_is_left_alone_as_long_as_long_steps_take() -> None:
+    watched = after_long_steps()
+    assert (
+        240.0 + 150.0 - REPORT_DELAY_S <= watched.run_until(1e6, WAITING, LOADS) < 240.0 + 150.0 + MIN_LIMIT_S
+    )
+    assert (watched.ended, len(watched.verdicts)) == ([1], 1)
+    assert watched.logged == [f"no step for {watched.now - 240.0:.0f} s: the stacks of all ranks follow"]
+
+
 def test_rank_at_work_is_left_alone_and_named_in_the_log() -> None:
     """It may evaluate; the others wait for it."""
     watched = Watched()

@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 # A shorter silence is never judged, however short the steps are.
 MIN_LIMIT_S = 30.0
-# A step may take this many times the usual step, and the second longest of the last steps half as long again.
+# A step may take this many times the usual step ...
 LIMIT_IN_STEPS = 5.0
+# ... and half as long again as the second longest of the last steps, unless a rank is stopped.
 LIMIT_IN_LONG_STEPS = 1.5
 # Neither adds more than this to a long step.
 MOST_ADDED_S = 900.0
@@ -45,9 +46,14 @@ class Due(NamedTuple):
 
 @dataclass(kw_only=True)
 class StepTimes:
-    """How long a step usually takes: one length per step, that of the slowest rank."""
+    """How long a step usually takes: one length per step, that of the slowest rank.
 
-    limit_s: float = MIN_LIMIT_S  # of a silence between two steps
+    limit_s       of a silence between two steps, after which the ranks are examined
+    long_limit_s  up to this silence ranks that do nothing are left alone: some steps have taken so long
+    """
+
+    limit_s: float = MIN_LIMIT_S
+    long_limit_s: float = MIN_LIMIT_S
     _lengths: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     _step: int = -1  # the newest step of any rank
     _length: float | None = None  # of that step; None if a pause was part of it
@@ -82,11 +88,8 @@ class StepTimes:
         self._lengths.append(self._length)
         known = sorted(self._lengths)
         usual, long = known[(len(known) - 1) // 2], known[max(0, len(known) - 2)]
-        self.limit_s = max(
-            MIN_LIMIT_S,
-            usual + min((LIMIT_IN_STEPS - 1) * usual, MOST_ADDED_S),
-            long + min((LIMIT_IN_LONG_STEPS - 1) * long, MOST_ADDED_S),
-        )
+        self.limit_s = max(MIN_LIMIT_S, usual + min((LIMIT_IN_STEPS - 1) * usual, MOST_ADDED_S))
+        self.long_limit_s = long + min((LIMIT_IN_LONG_STEPS - 1) * long, MOST_ADDED_S)
 
 
 @dataclass(kw_only=True)
@@ -183,6 +186,11 @@ class Watchdog:
         if self._starting:
             base = max(base, min(STARTUP_TIMES * base, FIRST_STEP_S))
         return base if self.timeout_s else base - REPORT_DELAY_S
+
+    @property
+    def long_limit_s(self) -> float:
+        """Seconds of silence up to which ranks that do nothing are left alone, beyond `limit_s`."""
+        return 0.0 if self.timeout_s else self._times.long_limit_s - REPORT_DELAY_S
 
     @property
     def due(self) -> Due | None:

@@ -180,7 +180,8 @@ class Monitor:
                 return []
         else:
             verdict = judge(probes)
-            if now - self._watchdog.since < verdict.patience * self._working_s:
+            may_be_long = not verdict.is_stopped and silent_s < self._watchdog.long_limit_s
+            if may_be_long or now - self._watchdog.since < verdict.patience * self._working_s:
                 self._leave_alone(verdict, probes, now)
                 return []
         return self._act(verdict, probes, now)
@@ -193,7 +194,7 @@ class Monitor:
         return {rank: replace(probe, moved=rank in self._moved) for rank, probe in probes.items()}
 
     def _leave_alone(self, verdict: Verdict, probes: Mapping[int, Probe], now: float) -> None:
-        """A rank is at work: say so, and look again after another limit."""
+        """A rank is at work: say so; or steps have taken longer. Look again after another limit."""
         self._watchdog.look_again(now)
         silent_s, rank = now - self._watchdog.newest, verdict.working
         if rank is None or silent_s < self._say_again_at:

@@ -18,12 +18,14 @@ class Verdict:
     """What keeps the job from its next step.
 
     culprits   ranks that the others wait for; all ranks if none stands out
+    is_stopped the culprits are stopped, which no long step explains
     is_shared  no rank stands out, so that no rank and no node is to blame
     working    the culprit that may be at work and gets the most time; None if none is
     patience   share of the time for ranks at work that it gets
     """
 
     culprits: Sequence[int]
+    is_stopped: bool = False
     is_shared: bool = False
     working: int | None = None
     patience: float = 0.0
@@ -32,7 +34,7 @@ class Verdict:
 def judge(probes: Mapping[int, Probe]) -> Verdict:
     """Judge a silence after the first step; `probes` has every rank."""
     if stopped := [rank for rank, probe in probes.items() if probe.is_stopped]:
-        return Verdict(culprits=sorted(stopped))
+        return Verdict(culprits=sorted(stopped), is_stopped=True)
     crowd = _majority(probes)
     suspects = [
         rank
