@@ -45,6 +45,7 @@ spec:
         - name: trainer
           image: ghcr.io/dtj-dev/trainer:0.1.0-cpu
           args: [train, "dtj.recipes.digits:recipe", epochs=100000]
+          resources: {requests: {cpu: 100m}}  # as the pods of other tests
 """
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.cluster import faults
 from tests.cluster.kind import Cluster
 from tests.e2e.conftest import no_other_placement, workload_job
@@ -20,6 +22,7 @@ def uids(kubectl: Kubectl, job: str) -> dict[str, str]:
     return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods}
 
 
+@pytest.mark.long
 def test_killed_ranks_are_restarted_in_the_same_pods(cluster: Cluster, kubectl: Kubectl):
     """SIGKILL from the node, to each rank in turn. No checkpoint: the survivor's memory has the state."""
     kubectl.apply(workload_job("heal", f"--steps={STEPS}", "--step-s=0.1"))
@@ -73,6 +76,7 @@ def test_rank_that_exceeds_its_memory_limit_is_blamed_and_the_job_completes(kube
     assert (failure["replica"], failure["reason"]) == (1, "OOMKilled")
 
 
+@pytest.mark.long
 def test_drained_pod_saves_with_all_replicas_and_costs_no_restart(kubectl: Kubectl, runs: Json):
     kubectl.apply(workload_job("drained", f"--steps={STEPS}", "--step-s=0.1", checkpoint=runs))
     kubectl.follow("drained-1", "did step 12 ")
@@ -95,6 +99,7 @@ def test_drained_pod_saves_with_all_replicas_and_costs_no_restart(kubectl: Kubec
     assert done[0] > 12
 
 
+@pytest.mark.long
 def test_new_pods_resume_at_the_step_of_the_survivor(kubectl: Kubectl):
     """Replica 0 runs the coordinator: the survivor finds the new pod under the same name."""
     kubectl.apply(workload_job("pods", f"--steps={STEPS}", "--step-s=0.1"))

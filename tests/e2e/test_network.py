@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 
+import pytest
+
 from tests.cluster import faults, kind
 from tests.e2e.conftest import no_other_placement, workload_job
 from tests.e2e.test_healing import uids
@@ -30,6 +32,7 @@ def spread_job(name: str) -> Json:
     return manifest
 
 
+@pytest.mark.long
 def test_isolated_replica_is_replaced(kubectl: Kubectl):
     """Only the operator still reaches all pods; meanwhile the other replicas keep their state in memory."""
     with no_other_placement():

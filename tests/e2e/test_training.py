@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests.e2e.conftest import no_other_placement, workload_job
+from tests.e2e.test_nodes import recovered
 from tests.support.kubectl import Json, Kubectl
 from tests.support.predicates import condition, phase
 
@@ -29,6 +30,13 @@ def job_of(objects: list[Json]) -> str:
     (job,) = (each for each in objects if each["kind"] == "DistributedTrainingJob")
     name: str = job["metadata"]["name"]
     return name
+
+
+def endless(job: Json, *flags: str) -> None:
+    """Let a job train until it is deleted, without more CPU than the pods of other tests get."""
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    container["args"] = ["train", *flags, RECIPE, "epochs=1000000"]
+    container["resources"]["requests"]["cpu"] = "100m"
 
 
 def merged_logs(kubectl: Kubectl, job: str) -> str:
@@ -97,9 +105,7 @@ def test_checkpointed_example_resumes_after_a_pod_is_deleted(kubectl: Kubectl):
     *others, job = example("checkpointed")
     claim = next(each for each in others if each["kind"] == "PersistentVolumeClaim")
     claim["spec"]["storageClassName"] = ""  # the volume of the fixture: not every cluster makes volumes
-    # Longer than the example, so that it still trains when the pod is deleted, even on a slow machine.
-    args = ["train", "--save-every=20", RECIPE, "epochs=150"]
-    job["spec"]["template"]["spec"]["containers"][0]["args"] = args
+    endless(job, "--save-every=20")
     kubectl.apply(*others, job)
     kubectl.follow("checkpointed-0", "epoch 5 ", within_s=180)
 
@@ -107,8 +113,8 @@ def test_checkpointed_example_resumes_after_a_pod_is_deleted(kubectl: Kubectl):
     resumed = kubectl.follow("checkpointed-0", "resuming from", within_s=180)
 
     assert int(re.findall(r"resuming from \S*/step-(\d+)", resumed)[0]) >= 20
-    done = kubectl.until("dtj", "checkpointed", condition("Complete"), within_s=500)
-    restarts = done["status"]["restarts"]
+    again = kubectl.until("dtj", "checkpointed", recovered(disruptions=1), within_s=180)
+    restarts = again["status"]["restarts"]
     assert (restarts["counted"], restarts["disruptions"]) == (0, 1), (
         "the agreed stop of both replicas counts as one disruption"
     )
@@ -119,7 +125,7 @@ def test_elastic_example_grows_and_shrinks_while_it_trains(kubectl: Kubectl):
     *others, job = example("elastic")
     claim = next(each for each in others if each["kind"] == "PersistentVolumeClaim")
     claim["spec"]["storageClassName"] = ""  # the volume of the fixture: not every cluster makes volumes
-    job["spec"]["template"]["spec"]["containers"][0]["args"] = ["train", RECIPE, "epochs=1000000"]
+    endless(job)
     kubectl.apply(*others, job)
     kubectl.until("dtj", "elastic", trains_with(2), within_s=180)
     first = pods_of(kubectl, "elastic")
