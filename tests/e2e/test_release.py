@@ -14,6 +14,7 @@ from tests.cluster import config, images, install, load
 from tests.cluster.kind import Cluster
 from tests.e2e.conftest import workload_job
 from tests.e2e.released import Release
+from tests.e2e.test_healing import uids
 from tests.support.kubectl import Kubectl
 from tests.support.predicates import condition, phase
 
@@ -70,11 +71,6 @@ def test_bills_of_materials_of_a_release_name_packages_of_python_and_debian(rele
     for role, package in {"operator": "kopf", "trainer": "rich"}.items():
         components = json.loads((files / f"{role}.cdx.json").read_text())["components"]
         assert {package, "libc6"} <= {each["name"] for each in components}
-
-
-def uids(kubectl: Kubectl, job: str) -> set[str]:
-    """Return the uids of a job's pods."""
-    return {pod["metadata"]["uid"] for pod in kubectl.list("pods", f"dtj.dev/job-name={job}")}
 
 
 @contextlib.contextmanager

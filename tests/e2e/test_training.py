@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests.e2e.conftest import no_other_placement, workload_job
+from tests.e2e.test_healing import uids
 from tests.e2e.test_nodes import recovered
 from tests.support.kubectl import Json, Kubectl
 from tests.support.predicates import condition, phase
@@ -128,7 +129,7 @@ def test_elastic_example_grows_and_shrinks_while_it_trains(kubectl: Kubectl):
     endless(job)
     kubectl.apply(*others, job)
     kubectl.until("dtj", "elastic", trains_with(2), within_s=180)
-    first = pods_of(kubectl, "elastic")
+    first = uids(kubectl, "elastic")
 
     for replicas in (3, 1):
         kubectl("scale", "dtj", "elastic", f"--replicas={replicas}")
@@ -138,15 +139,7 @@ def test_elastic_example_grows_and_shrinks_while_it_trains(kubectl: Kubectl):
 
     assert (job["status"]["attempt"], job["status"]["restarts"]["total"]) == (0, 0)
     kubectl("wait", "--for=delete", "pod/elastic-1", "pod/elastic-2", "--timeout=60s")
-    assert pods_of(kubectl, "elastic") == {"elastic-0": first["elastic-0"]}, (
-        "the remaining pod is not replaced"
-    )
-
-
-def pods_of(kubectl: Kubectl, job: str) -> dict[str, str]:
-    """Return the uids of a job's pods by name."""
-    pods = kubectl.list("pods", f"dtj.dev/job-name={job}")
-    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods}
+    assert uids(kubectl, "elastic") == {"elastic-0": first["elastic-0"]}, "the remaining pod is not replaced"
 
 
 def trains_with(replicas: int, *, beyond: int = 0) -> Callable[[Json], bool]:
