@@ -15,6 +15,7 @@ def free_port() -> int:
     for port in _ports:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", port))
+            _reserve(port)
             return port
     raise AssertionError("cycle has no end")
 
@@ -38,6 +39,21 @@ def own_address() -> str:
     return f"127.{1 + (pid >> 16)}.{pid >> 8 & 255}.{pid & 255}"
 
 
+def _reserve(port: int) -> None:
+    """Reserve the port for this process, as long as it lives; OSError if another process has reserved it.
+
+    A server that is killed and started again leaves its port free for a moment. Tests of another checkout
+    would take it, if not for this name, which the kernel removes with its process.
+    """
+    if port not in _reserved:
+        _reserved[port] = socket.socket(socket.AF_UNIX)
+        try:
+            _reserved[port].bind(f"\0dtj-test-port-{port}")
+        except OSError:
+            _reserved.pop(port).close()
+            raise
+
+
 def _own_ports() -> list[int]:
     """Ports below the kernel's range for outgoing connections; each process of pytest-xdist has its own."""
     kernel = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -50,4 +66,5 @@ def _own_ports() -> list[int]:
     return found
 
 
+_reserved: dict[int, socket.socket] = {}
 _ports = itertools.cycle(_own_ports())
