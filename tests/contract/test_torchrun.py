@@ -13,9 +13,8 @@ from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, get_args_parser
 
 from dtj import contract
-from dtj.agent import torchrun
 from dtj.agent.placement import Placement
-from dtj.cli import commands
+from dtj.cli import commands, torchrun
 from dtj.errors import RecipeError
 from dtj_operator.plan.children.env import PodContext, of_replica, shared
 from tests.support.builders import UID, JobBuilder

@@ -5,12 +5,11 @@ import pytest
 
 import dtj
 from dtj import contract
-from dtj.agent import torchrun
 from dtj.agent.wire.probe import Probe
 from dtj.agent.wire.protocol import PROTOCOL, CoordinatorState, Form, Hello, Keeper, RankState
 from dtj.agent.wire.signs import Activity, Heartbeat
 from dtj.cli import commands as cli
-from dtj.cli import of_submit
+from dtj.cli import of_submit, torchrun
 from dtj.healing.handover import ProgramPoint
 from dtj.ranks.agreement import Message
 

@@ -12,13 +12,12 @@ from click.core import ParameterSource
 
 import dtj
 from dtj import contract, settings
-from dtj.agent import alone, torchrun
+from dtj.agent import alone
 from dtj.agent.launch import launch
 from dtj.agent.options import Options
 from dtj.agent.placement import Placement
-from dtj.agent.rank import program
 from dtj.agent.rank.main import Program
-from dtj.cli import of_submit, recipe_cli
+from dtj.cli import of_submit, program, recipe_cli, torchrun
 from dtj.errors import DtjError, RecipeError
 from dtj.local import manifest, replicas
 from dtj.telemetry import metric_files

@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import faulthandler
 import os
+import runpy
 import signal
 import sys
 import threading
@@ -33,6 +34,9 @@ Program = Callable[[], None]
 
 # No library uses this signal, and a rank that is stuck in native code still responds.
 STACKS_SIGNAL = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
+
+# What calls the user's code: its frames are left out of tracebacks.
+_LAUNCHER = tuple(Path(__file__).parents[2] / folder for folder in ("agent/rank", "cli"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +190,7 @@ def _without_our_frames(error: BaseException) -> BaseException:
 
 
 def _is_ours(filename: str) -> bool:
-    return Path(filename).parent == Path(__file__).parent or "runpy" in filename
+    return Path(filename).parent in _LAUNCHER or filename == runpy.run_path.__code__.co_filename
 
 
 def _report(message: str, *, code: int, reason: str, is_for_people: bool = False) -> None:
