@@ -72,17 +72,26 @@ def test_epoch_continues_with_another_number_of_ranks(sizes: tuple[int, int]) ->
     assert len(seen) <= 18 + sizes[1] - 1  # no sample twice but those that fill up the tail
 
 
-def test_loader_that_is_used_as_it_is_continues_in_its_order() -> None:
+@pytest.mark.parametrize("seed", [None, 5])
+def test_loader_that_is_used_as_it_is_continues_in_its_order(seed: int | None) -> None:
+    """Also if the user gave it a generator, as torch's notes on reproducibility do."""
+
     class Own(DataLoader[Any]):
         pass
 
-    whole = feed(Own(range(8), batch_size=2, shuffle=True), size=2, rank=1)  # type: ignore[arg-type]
-    expected = read(whole, 6)
-    again = feed(Own(range(8), batch_size=2, shuffle=True), size=2, rank=1)  # type: ignore[arg-type]
-    again.load_state_dict({"epoch": 0, "batches": 1, "ranks": 2})
-    assert read(again, 5) == expected[2:]
+    def own() -> Feed:
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        loader = Own(range(8), batch_size=2, shuffle=True, generator=generator)  # type: ignore[arg-type]
+        return feed(loader, size=2, rank=1)
+
+    expected = read(own(), 8)
+    assert expected[:8] != expected[8:]
+    for epoch in (0, 1):
+        again = own()
+        again.load_state_dict({"epoch": epoch, "batches": 1, "ranks": 2})
+        assert read(again, 3) == expected[8 * epoch + 2 : 8 * epoch + 8]
     again.load_state_dict({"epoch": 1, "batches": 2, "ranks": 4})  # reads that epoch again
-    assert read(again, 2) == expected[8:]
+    assert read(again, 2) == expected[8:12]
 
 
 def test_set_epoch_is_called() -> None:

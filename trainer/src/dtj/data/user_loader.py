@@ -164,6 +164,7 @@ class UserLoader:
             number = self._batches.after(number, 1)
 
     def _drawing(self, position: int) -> contextlib.AbstractContextManager[None]:
+        """Worker processes are seeded within the context in which an epoch begins, once an epoch."""
         return random_state.of_samples(self._seed, position=position, first=self._rank)
 
     def _too_short(self, done: int, left: int | None) -> RecipeError:
@@ -200,8 +201,7 @@ class Divided:
             loader.dataset,
             batch_size=loader.batch_size,
             sampler=self._sampler,
-            generator=torch.Generator(),  # its own: the default one is for dropout and augmentation
-            **kept,
+            **kept,  # without a generator: workers are seeded by the present one, see `_drawing`
         )
 
     def begin(self, epoch: int, done: int) -> tuple[Iterator[Any], int]:
@@ -245,21 +245,29 @@ class RankSampler(Sampler[int]):
 
 
 class AsItIs:
-    """A loader that the user has divided among the ranks; its `set_epoch(n)`, if any, is called."""
+    """A loader that the user has divided among the ranks; its `set_epoch(n)`, if any, is called.
+
+    A generator of its own is seeded in each epoch: after a restart its samples have the same order.
+    """
 
     unit = "batches"
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
         self.batch_size: int | None = getattr(loader, "batch_size", None)
+        samplers = [getattr(loader, name, None) for name in ("sampler", "batch_sampler")]
+        inner = getattr(samplers[1], "sampler", None)
+        self._parts = [loader, *samplers, inner, getattr(loader, "dataset", None)]
+        own = [getattr(part, "generator", None) for part in self._parts]
+        self._seeds = {each: each.initial_seed() for each in own if isinstance(each, torch.Generator)}
         if isinstance(loader, DataLoader):
             loader.worker_init_fn = worker.Start(os.getpid(), loader.worker_init_fn)
 
     def begin(self, epoch: int, done: int) -> tuple[Iterator[Any], int]:
         del done  # a loader can only be read from its start
-        samplers = [getattr(self._loader, name, None) for name in ("sampler", "batch_sampler")]
-        inner = getattr(samplers[1], "sampler", None)
-        for part in (self._loader, *samplers, inner, getattr(self._loader, "dataset", None)):
+        for generator, seed in self._seeds.items():
+            generator.manual_seed((seed + epoch) % 2**64)
+        for part in self._parts:
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
         return iter(self._loader), 0
