@@ -11,13 +11,14 @@ import torch
 from torch import nn
 
 from dtj.checkpoint.checkpointer import Checkpointer
-from dtj.copies import buddy, memory_copies, slot, space
+from dtj.copies import buddy, slot, space
 from dtj.copies.buddy import Address
 from dtj.copies.memory_copies import Age, MemoryCopies, choose
 from dtj.copies.slot import Label, Slot
 from dtj.errors import CheckpointError
 from dtj.parallel.layout import Layout
 from dtj.parallel.strategy import Strategy
+from dtj.ranks import exchange
 from dtj.ranks.world import World
 from dtj.settings import Settings
 
@@ -116,11 +117,11 @@ def test_copy_that_is_damaged_on_another_rank_is_not_loaded(
         before.copy(step)
     others = iter([None, 1, 0])  # the same ages; then whether the copy, the newer first, is damaged
 
-    def gather(numbers: list[int], _: None) -> list[list[int]]:
+    def gather(numbers: list[int], *, group: None) -> list[list[int]]:
         mine, other = [int(number) for number in numbers], next(others)
         return [mine, mine if other is None else [other]]
 
-    monkeypatch.setattr(memory_copies, "_gather", gather)
+    monkeypatch.setattr(exchange, "all_gather_numbers", gather)
     assert Rank(slots, generation=2).copies.restore(None) == 1
 
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from dtj import contract
@@ -23,6 +22,7 @@ from dtj.copies.buddy import Address
 from dtj.copies.slot import Label, Slot
 from dtj.errors import CheckpointError
 from dtj.parallel.layout import Layout
+from dtj.ranks import exchange
 from dtj.ranks.world import World
 from dtj.settings import Settings
 
@@ -123,12 +123,14 @@ class MemoryCopies:
         held = {_age(label): each for each in self._slots if (label := each.label()) and self._is_own(label)}
         ages = [*sorted(held, reverse=True), _NONE, _NONE]
         saved = self.checkpointer.newest_saved()
-        table = _gather([*ages[0], *ages[1], -1 if saved is None else saved], group)
+        mine = [*ages[0], *ages[1], -1 if saved is None else saved]
+        table = exchange.all_gather_numbers(mine, group=group)
         rows = [(_known(row[0:2]), _known(row[2:4])) for row in table]
         candidates, why = choose(rows, saved=table[0][4])
         for age in candidates:
             state, problem = self._read(held[age])
-            damaged = [rank for rank, row in enumerate(_gather([problem is not None], group)) if row[0]]
+            problems = exchange.all_gather_numbers([problem is not None], group=group)
+            damaged = [rank for rank, row in enumerate(problems) if row[0]]
             if not damaged:
                 self.checkpointer.claim()
                 self._load(state, age)
@@ -189,7 +191,7 @@ class MemoryCopies:
         needed = len(self._slots) * length - sum(each.allocated for each in self._slots)
         needed = max(0, needed) * self._local_size
         has_space = left is None or needed <= _USABLE * left
-        self._has_space = all(row[0] for row in _gather([has_space], group))
+        self._has_space = all(row[0] for row in exchange.all_gather_numbers([has_space], group=group))
         if not self._has_space:
             self._is_off, self._every = True, 0
             own = f"{needed / _GIB:.1f} GiB, {(left or 0) / _GIB:.1f} GiB are left"
@@ -269,13 +271,3 @@ def _age(label: Label) -> Age:
 def _known(numbers: Sequence[int]) -> Age | None:
     age = (numbers[0], numbers[1])
     return None if age == _NONE else age
-
-
-def _gather(numbers: Sequence[int | bool], group: "dist.ProcessGroup | None") -> list[list[int]]:
-    """The numbers of all ranks, in their order."""
-    mine = torch.tensor([int(number) for number in numbers])
-    if group is None:
-        return [mine.tolist()]
-    found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(found, mine, group=group)
-    return [each.tolist() for each in found]

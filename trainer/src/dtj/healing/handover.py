@@ -16,6 +16,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from dtj.ranks import exchange
+
 
 class ProgramPoint(NamedTuple):
     """How far a rank is in the program; ordered by its fields from the first to the last.
@@ -48,10 +50,7 @@ class Handover:
 
     def compare(self, mine: ProgramPoint, group: "dist.ProcessGroup") -> ProgramPoint | None:
         """Share this rank's point; return the furthest point of any rank, or None if no rank has state."""
-        size = dist.get_world_size(group)
-        gathered = [torch.zeros(len(mine), dtype=torch.int64) for _ in range(size)]
-        dist.all_gather(gathered, torch.tensor(mine), group=group)
-        points = [ProgramPoint(*each.tolist()) for each in gathered]
+        points = [ProgramPoint(*each) for each in exchange.all_gather_numbers(mine, group=group)]
         furthest = max(points)
         self._behind = [rank for rank, point in enumerate(points) if point < furthest]
         self._source = points.index(furthest)

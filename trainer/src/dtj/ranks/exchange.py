@@ -5,6 +5,7 @@ rendezvous, which has no authentication, could run code in every rank. Here `wei
 """
 
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -56,6 +57,16 @@ def all_gather(value: Any, *, group: "dist.ProcessGroup") -> list[Any]:
     found = gather(value, group=group)
     everything: list[Any] = broadcast(found, src=dist.get_global_rank(group, 0), group=group)
     return everything
+
+
+def all_gather_numbers(mine: Sequence[int], *, group: "dist.ProcessGroup | None") -> list[list[int]]:
+    """The whole numbers of all ranks, equally many of each, on every rank; without a group, of this one."""
+    numbers = torch.tensor([int(number) for number in mine])
+    if group is None:
+        return [numbers.tolist()]
+    found = [torch.empty_like(numbers) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(found, numbers, group=group)
+    return [each.tolist() for each in found]
 
 
 def reduce(mine: torch.Tensor, how: str) -> torch.Tensor:

@@ -12,13 +12,14 @@ import os
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from itertools import chain
 
 import torch
 import torch.distributed as dist
 
 from dtj import contract
 from dtj.errors import Stopped, is_peer_loss
-from dtj.ranks import control_pipe, gloo_sockets
+from dtj.ranks import control_pipe, exchange, gloo_sockets
 from dtj.ranks.stop import StopFlag
 from dtj.ranks.world import RENDEZVOUS_TIMEOUT, World, open_group
 from dtj.telemetry import heartbeat, report_pipe
@@ -191,7 +192,5 @@ def _bounded(limit_s: float | None) -> Iterator[None]:
 
 def _of_all(ports: frozenset[int], group: "dist.ProcessGroup") -> frozenset[int]:
     """The ports of all ranks."""
-    mine = torch.tensor((sorted(ports) + [0] * _MOST_PORTS)[:_MOST_PORTS])
-    found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(found, mine, group=group)
-    return frozenset(torch.cat(found).tolist()) - {0}
+    mine = (sorted(ports) + [0] * _MOST_PORTS)[:_MOST_PORTS]
+    return frozenset(chain(*exchange.all_gather_numbers(mine, group=group))) - {0}

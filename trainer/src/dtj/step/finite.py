@@ -10,13 +10,14 @@ weights are checked, too, before each checkpoint: a run that loads such weights 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from dtj.errors import DtjError
+from dtj.ranks import exchange
 from dtj.step.precision import local_part
 
 _NEVER = 2**62
@@ -65,17 +66,14 @@ class FiniteCheck:
         weights  to check as well
         """
         self._read()
-        mine = torch.tensor([int(self._first), int(are_finite(weights))])
-        found = [mine]
-        if group is not None:
-            found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-            dist.all_gather(found, mine, group=group)
-        firsts, finite = torch.stack(found).unbind(1)
-        first = int(firsts.min())
+        mine = [int(self._first), are_finite(weights)]
+        of_all = exchange.all_gather_numbers(mine, group=group)
+        first = min(found for found, _ in of_all)
         if first != _NEVER:
-            what, where = f"the loss of step {first} is", _named(firsts == first)
-        elif not bool(finite.all()):
-            what, where = f"the weights after step {step} are", _named(finite == 0)
+            what, where = f"the loss of step {first} is", _named([found == first for found, _ in of_all])
+        elif not all(is_finite for _, is_finite in of_all):
+            what = f"the weights after step {step} are"
+            where = _named([not is_finite for _, is_finite in of_all])
         else:
             return
         rest = f"the newest checkpoint is of step {saved}" if saved is not None else "nothing was saved"
@@ -103,9 +101,9 @@ def are_finite(weights: Iterable[nn.Parameter]) -> bool:
     return all(bool(shard.isfinite().all()) for shard in doubtful)
 
 
-def _named(ranks: torch.Tensor) -> str:
-    """The ranks, (world size,) bool, that are true, in words."""
-    if bool(ranks.all()):
+def _named(is_bad: Sequence[bool]) -> str:
+    """The ranks for which it is true, in words."""
+    if all(is_bad):
         return "every rank"
-    numbers = [str(int(rank)) for rank in ranks.nonzero()]
+    numbers = [str(rank) for rank, bad in enumerate(is_bad) if bad]
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"

@@ -11,6 +11,7 @@ import queue
 import socket
 import socketserver
 import threading
+from collections.abc import Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
@@ -127,28 +128,28 @@ def _answer_waiting(stacks: bytes) -> None:
 
 def metrics(document: dict[str, Any]) -> str:
     """The document in Prometheus' text format; unknown values are left out."""
-    lines = []
+    lines: list[str] = []
+
+    def add(name: str, meaning: str, values: Mapping[str, Any]) -> None:
+        known = [f"{name}{labels} {value}" for labels, value in values.items() if value is not None]
+        if known:
+            lines.extend([f"# HELP {name} {meaning}", f"# TYPE {name} gauge", *known])
+
     for name, (field, meaning) in _GAUGES.items():
-        if document[field] is not None:
-            lines += [f"# HELP {name} {meaning}", f"# TYPE {name} gauge", f"{name} {document[field]}"]
-    if document["checkpoint"]:
-        name = "dtj_checkpoint_step"
-        lines += [f"# HELP {name} Step of the newest committed checkpoint.", f"# TYPE {name} gauge"]
-        lines.append(f"{name} {document['checkpoint']['step']}")
-    lines += ["# HELP dtj_rank_up 1 while the rank's process runs.", "# TYPE dtj_rank_up gauge"]
-    lines += [f'dtj_rank_up{{rank="{r["rank"]}"}} {int(r["state"] == "Running")}' for r in document["ranks"]]
-    slow = document["slowest"]
+        add(name, meaning, {"": document[field]})
+    saved, slow = document["checkpoint"], document["slowest"]
+    ranks = {f'{{rank="{each["rank"]}"}}': each for each in document["ranks"]}
+    add("dtj_checkpoint_step", "Step of the newest committed checkpoint.", {"": saved and saved["step"]})
+    up = {labels: int(each["state"] == "Running") for labels, each in ranks.items()}
+    add("dtj_rank_up", "1 while the rank's process runs.", up)
     if slow:
-        name = "dtj_straggler_ratio"
-        lines += [
-            f"# HELP {name} Work per step of the slowest rank, divided by that of the other ranks.",
-            f"# TYPE {name} gauge",
-        ]
-        lines.append(f'{name}{{rank="{slow["rank"]}",replica="{slow["replica"]}"}} {slow["ratio"]}')
-    stepping = [r for r in document["ranks"] if r["step"] is not None]
-    if stepping:
-        lines += ["# HELP dtj_rank_step Last completed step of a rank.", "# TYPE dtj_rank_step gauge"]
-        lines += [f'dtj_rank_step{{rank="{r["rank"]}"}} {r["step"]}' for r in stepping]
+        add(
+            "dtj_straggler_ratio",
+            "Work per step of the slowest rank, divided by that of the other ranks.",
+            {f'{{rank="{slow["rank"]}",replica="{slow["replica"]}"}}': slow["ratio"]},
+        )
+    steps = {labels: each["step"] for labels, each in ranks.items()}
+    add("dtj_rank_step", "Last completed step of a rank.", steps)
     return "\n".join(lines) + "\n"
 
 
