@@ -2,7 +2,8 @@
 
 What a test does with a block is decided by its info string, the words after the opening fence:
 
-    sh                     each line is run: kubectl and helm on the kind cluster (tests/e2e/test_docs.py),
+    sh                     each line is run: kubectl and helm on the kind cluster (tests/e2e/test_docs.py), or
+                           with an API server alone if the page only creates objects (tests/integration/docs),
                            all else in a folder that has only our examples (tests/process/docs)
     sh not-run: REASON     commands and their flags are checked, nothing is run
     yaml                   manifests, given to a real API server as a dry run (tests/integration/docs)

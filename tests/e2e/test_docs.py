@@ -1,60 +1,50 @@
-"""Runs the kubectl and helm lines of each docs page on the cluster, and applies its manifests, in order."""
+"""Runs the kubectl and helm lines of each docs page on the cluster, and applies its manifests, in order.
+
+Pages that only create objects are left to tests/integration/docs: nothing there looks at the pods.
+"""
 
 from __future__ import annotations
 
-import os
-import subprocess
-from collections.abc import Callable
-from dataclasses import replace
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.cluster import tools
-from tests.docs.blocks import ROOT, Block, Line, blocks, lines, pages
+from tests.docs.blocks import ROOT
+from tests.docs.on_cluster import Shell, pages_with_steps, steps
+from tests.e2e.conftest import no_other_placement
 from tests.support.kubectl import Kubectl
+from tests.support.predicates import phase
 
-
-def steps(page: Path) -> list[Block | Line]:
-    """Return the manifests that a page applies and the lines that it runs on the cluster, in order."""
-    found: list[Block | Line] = []
-    for block in blocks(page):
-        if block.language == "yaml" and block.marker == "cluster":
-            found.append(block)
-        elif block.is_run:
-            found += [line for line in lines(block) if line.on_cluster]
-    return found
+DIGITS = (ROOT / "docs/logs.md", ROOT / "README.md")  # both apply examples/digits-ddp.yaml
+PAGES = [page for page in pages_with_steps(need_pods=True) if page not in DIGITS]
 
 
 @pytest.fixture
-def shell(kubectl: Kubectl, tmp_path: Path) -> Callable[[str], subprocess.CompletedProcess[str]]:
-    """Return a function that runs a shell line in the checkout; kubectl's context is the test's namespace."""
-    config = tmp_path / "kubeconfig"
-    config.write_text(kubectl("config", "view", "--raw"))
-    own = replace(kubectl, kubeconfig=config, namespace=None)
-    own("config", "set-context", "--current", f"--namespace={kubectl.namespace}")
-    programs = [str(kubectl.binary.parent), str(tools.ensure("helm")["helm"].parent)]
-    path = os.pathsep.join([*programs, os.environ["PATH"]])
-    env = os.environ | {"KUBECONFIG": str(config), "PATH": path}
-
-    def run(text: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", text],
-            cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=360,
-        )  # fmt: skip
-
-    return run
+def shell(kubectl: Kubectl, tmp_path: Path) -> Shell:
+    """Return a shell in the checkout; kubectl's context is the test's namespace."""
+    return Shell(kubectl, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "page", [p for p in pages() if steps(p)], ids=lambda page: str(page.relative_to(ROOT))
-)
-def test_cluster_lines_of_a_page_run(
-    kubectl: Kubectl, shell: Callable[[str], subprocess.CompletedProcess[str]], page: Path
-):
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_cluster_lines_of_a_page_run(shell: Shell, page: Path):
     for step in steps(page):
-        if isinstance(step, Block):
-            kubectl("apply", "-f", "-", given=step.text)
-            continue
-        done = shell(step.text)
-        assert done.returncode == 0, f"{step.place}: {step.text}\n{done.stdout}{done.stderr}"
+        shell.perform(step)
+
+
+def test_digits_of_two_pages_train_to_97_percent_on_two_nodes(kubectl: Kubectl, shell: Shell):
+    """The first page follows the job to its end; the second applies it again and finds it complete."""
+    first, *others = (step for page in DIGITS for step in steps(page))
+    with no_other_placement():
+        shell.perform(first)
+        kubectl.until("dtj", "digits", phase("Running"))
+    for step in others:
+        shell.perform(step)
+
+    job = kubectl.get("dtj", "digits") or {}
+    assert job["status"]["phase"] == "Succeeded"
+    assert job["status"]["worldSize"] == 2
+    nodes = {pod["spec"]["nodeName"] for pod in kubectl.list("pods", "dtj.dev/job-name=digits")}
+    assert len(nodes) == 2
+    accuracies = [float(each) for each in re.findall(r"accuracy[ =:]+([0-9.]+)", kubectl("logs", "digits-0"))]
+    assert accuracies[-1] >= 0.97

@@ -18,7 +18,7 @@ import pytest
 
 from tests.cluster import install, policies
 from tests.cluster.kind import Cluster
-from tests.e2e.conftest import TRAINER, workload_job
+from tests.e2e.conftest import TRAINER, shell_job, workload_job
 from tests.support.kubectl import Json, Kubectl
 from tests.support.predicates import phase
 
@@ -41,6 +41,10 @@ def accepts(target):
 with concurrent.futures.ThreadPoolExecutor() as pool:
     print(json.dumps(list(pool.map(accepts, sys.argv[1:]))))
 """
+
+
+# On both ports, in place of an agent and a rank.
+LISTEN = f"python3 -m http.server {AGENT} & exec python3 -m http.server {RENDEZVOUS}"
 
 
 def bare_pod(name: str, labels: dict[str, str]) -> Json:
@@ -127,11 +131,11 @@ def test_only_pods_of_a_job_and_readers_that_it_admits_can_connect(
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": monitoring.namespace}},
         "podSelector": {"matchLabels": {"app": "prometheus"}},
     }
-    endless = ("--steps=100000", "--step-s=0.5")
-    kubectl.apply(workload_job("closed", *endless, network={"allowFrom": [reader]}))
-    kubectl.apply(workload_job("open", *endless, network={"policy": "None"}))
-    for pod in ("closed-0", "closed-1", "open-0", "open-1"):
-        kubectl.follow(pod, "did step 3 ")  # the ranks of each job reach each other
+    trains = ("--steps=100000", "--step-s=0.5")
+    kubectl.apply(workload_job("closed", *trains, network={"allowFrom": [reader]}))
+    kubectl.apply(shell_job("open", LISTEN, network={"policy": "None"}))
+    for pod in ("closed-0", "closed-1"):
+        kubectl.follow(pod, "did step 3 ")  # the ranks reach each other, by ports that the system chooses
     first = kubectl.get("pod", "closed-0") or {}
     monitoring.apply(
         bare_pod("prometheus", {"app": "prometheus"}), bare_pod("copy", first["metadata"]["labels"])

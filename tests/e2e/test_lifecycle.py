@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.e2e.conftest import workload_job
+from tests.e2e.conftest import UNTIL_STOPPED, shell_job, workload_job
 from tests.e2e.test_recovery import steps_done
 from tests.support.kubectl import Json, Kubectl
 from tests.support.predicates import condition, phase
@@ -32,7 +32,7 @@ def test_suspended_job_resumes_at_the_committed_step(kubectl: Kubectl, runs: Jso
 
 
 def test_deadline_ends_the_job_and_its_pods(kubectl: Kubectl):
-    kubectl.apply(workload_job("late", "--steps=100000", activeDeadlineSeconds=15))
+    kubectl.apply(shell_job("late", UNTIL_STOPPED, activeDeadlineSeconds=15))
 
     job = kubectl.until("dtj", "late", condition("Failed", reason="DeadlineExceeded"))
 
@@ -41,7 +41,7 @@ def test_deadline_ends_the_job_and_its_pods(kubectl: Kubectl):
 
 
 def test_finished_job_is_deleted_after_its_time_to_live(kubectl: Kubectl):
-    kubectl.apply(workload_job("brief", "--steps=2", ttlSecondsAfterFinished=1))
+    kubectl.apply(shell_job("brief", "true", ttlSecondsAfterFinished=1))
 
     kubectl.until("dtj", "brief", condition("Complete"), within_s=240)
 
@@ -51,9 +51,7 @@ def test_finished_job_is_deleted_after_its_time_to_live(kubectl: Kubectl):
 
 def test_clean_up_policy_decides_which_finished_pods_stay(kubectl: Kubectl):
     left = {"None": 2, "Running": 2, "All": 0}
-    kubectl.apply(
-        *[workload_job(f"done-{policy.lower()}", "--steps=2", cleanPodPolicy=policy) for policy in left]
-    )
+    kubectl.apply(*[shell_job(f"done-{policy.lower()}", "true", cleanPodPolicy=policy) for policy in left])
 
     for policy, number in left.items():
         name = f"done-{policy.lower()}"
@@ -66,7 +64,7 @@ def test_clean_up_policy_decides_which_finished_pods_stay(kubectl: Kubectl):
 
 def test_deletion_of_a_running_job_leaves_nothing(kubectl: Kubectl):
     cascades = ("background", "foreground")
-    kubectl.apply(*[workload_job(cascade, "--steps=100000") for cascade in cascades])
+    kubectl.apply(*[shell_job(cascade, UNTIL_STOPPED) for cascade in cascades])
     for cascade in cascades:
         kubectl.until("dtj", cascade, phase("Running"))
 
@@ -77,14 +75,14 @@ def test_deletion_of_a_running_job_leaves_nothing(kubectl: Kubectl):
         kubectl.until_gone(kind, selector=OURS)
 
 
-def test_orphaned_pods_continue_training_without_their_job(kubectl: Kubectl):
-    kubectl.apply(workload_job("left", "--steps=100000"))
+def test_orphaned_pods_run_on_without_their_job(kubectl: Kubectl):
+    kubectl.apply(shell_job("left", UNTIL_STOPPED))
     kubectl.until("dtj", "left", phase("Running"))
     before = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in kubectl.list("pods", OURS)}
 
     kubectl("delete", "dtj", "left", "--cascade=orphan", "--timeout=60s")
     # Once the operator has handled a later deletion, it has handled this one.
-    kubectl.apply(workload_job("later", "--steps=100000"))
+    kubectl.apply(shell_job("later", UNTIL_STOPPED))
     kubectl.until("dtj", "later", phase("Running"))
     kubectl("delete", "dtj", "later", "--timeout=60s")
     kubectl.until_gone("pods", selector=f"{OURS}=later")

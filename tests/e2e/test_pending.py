@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.e2e.conftest import TRAINER, workload_job
+from tests.e2e.conftest import TRAINER, shell_job, workload_job
 from tests.support.kubectl import Json, Kubectl
 from tests.support.predicates import condition, phase
 
@@ -50,7 +50,7 @@ def test_exceeded_quota_is_quoted_and_the_job_starts_once_it_is_removed(kubectl:
         "spec": {"hard": {"pods": "1"}},
     }
     kubectl.apply(quota)
-    kubectl.apply(workload_job("squeezed", "--steps=2"))
+    kubectl.apply(shell_job("squeezed", "true"))
 
     kubectl.until("dtj", "squeezed", not_ready("QuotaExceeded", "small"))
     kubectl("delete", "resourcequota", "small")
@@ -72,7 +72,7 @@ def test_service_of_the_same_name_that_is_not_ours_is_not_changed(kubectl: Kubec
     ports = [{"port": 80}]
     foreign = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "taken"}, "spec": {"ports": ports}}
     kubectl.apply(foreign)
-    kubectl.apply(workload_job("taken", "--steps=2"))
+    kubectl.apply(shell_job("taken", "true"))
 
     kubectl.until("dtj", "taken", not_ready("NameConflict", "Service", "taken"))
     assert kubectl.get("service", "taken")["spec"]["ports"][0]["port"] == 80  # type: ignore[index]

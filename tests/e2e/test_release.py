@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster import config, images, install, load
 from tests.cluster.kind import Cluster
-from tests.e2e.conftest import workload_job
+from tests.e2e.conftest import shell_job, workload_job
 from tests.e2e.released import Release
 from tests.e2e.test_healing import uids
 from tests.support.kubectl import Kubectl
@@ -59,7 +59,7 @@ def test_training_survives_an_upgrade_an_uninstall_and_the_installation_of_a_rel
     finally:
         install.deploy(installed)
 
-    kubectl.apply(workload_job("next", "--steps=2"))
+    kubectl.apply(shell_job("next", "true"))
     kubectl.until("dtj", "next", condition("Complete"), within_s=240)
     steady = kubectl.until("dtj", "steady", condition("Complete"), within_s=240)
     assert uids(kubectl, "steady") == pods

@@ -1,4 +1,7 @@
-"""A real API server takes every manifest of the pages, and kubectl and helm know every flag in them."""
+"""A real API server takes every manifest of the pages, and kubectl and helm know every flag in them.
+
+The lines of pages that only create objects are run here, those of other pages by tests/e2e/test_docs.py.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import ON_CLUSTER, Block, all_blocks, lines
+from tests.docs.on_cluster import Shell, pages_with_steps, steps
 from tests.support.kubectl import Kubectl
 
 ROOT = Path(__file__).parents[3]
@@ -24,6 +28,15 @@ COMMANDS = [
 @pytest.mark.parametrize("block", all_blocks("yaml"), ids=lambda block: block.place)
 def test_api_server_takes_the_manifests(kubectl: Kubectl, block: Block):
     kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", given=block.text)
+
+
+@pytest.mark.parametrize(
+    "page", pages_with_steps(need_pods=False), ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_lines_that_only_create_objects_run(kubectl: Kubectl, tmp_path: Path, page: Path):
+    shell = Shell(kubectl, tmp_path)
+    for step in steps(page):
+        shell.perform(step)
 
 
 @pytest.mark.parametrize("words", COMMANDS)
