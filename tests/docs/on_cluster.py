@@ -11,7 +11,7 @@ from tests.cluster import tools
 from tests.docs.blocks import ROOT, Block, Line, blocks, lines, pages
 from tests.support.kubectl import Kubectl
 
-# kubectl apply, create: such a line does not look at pods.
+# kubectl apply, create: such a line reads nothing of pods.
 ONLY_CREATES = ("apply", "create")
 
 

@@ -1,6 +1,6 @@
 """Runs the kubectl and helm lines of each docs page on the cluster, and applies its manifests, in order.
 
-Pages that only create objects are left to tests/integration/docs: nothing there looks at the pods.
+Pages that only create objects are left to tests/integration/docs: they need no pods.
 """
 
 from __future__ import annotations
