@@ -21,8 +21,10 @@ RUNNING, SUSPENDED = False, True
 PLACES = (
     "labels, annotations, nodeSelector, tolerations, affinity, topologySpreadConstraints and schedulingGates"
 )
-FIXED = f"unless the job is suspended; set spec.suspend to true first (then its {PLACES} may change)"
-ONLY_PLACEMENT = f"while the job is suspended, only {PLACES} of the template may change"
+TEMPLATE = (
+    "the template can be changed only while the job is suspended (set spec.suspend to true first), "
+    f"and of it only {PLACES}"
+)
 
 CONTAINER = {"name": "trainer", "image": "a", "command": ["a"]}
 OTHER_IMAGE = pod(containers=[{**CONTAINER, "image": "b"}])
@@ -94,46 +96,46 @@ TABLE: list[tuple[str, bool, Json, str]] = [
     ),
     ("the checkpoint's source", RUNNING, {"checkpoint.volume": {"csi": {}}}, "checkpoint cannot be changed"),
     ("the checkpoint, removed", SUSPENDED, {"checkpoint": ABSENT}, "checkpoint cannot be changed"),
-    ("the image", RUNNING, OTHER_IMAGE, FIXED),
+    ("the image", RUNNING, OTHER_IMAGE, TEMPLATE),
     (
         "one field replaced by another",
         RUNNING,
         pod(containers=[{"name": "trainer", "image": "a", "args": ["a"]}]),
-        FIXED,
+        TEMPLATE,
     ),
     (
         "one volume source replaced by another",
         RUNNING,
         pod(volumes=[{"name": "data", "configMap": {}}]),
-        FIXED,
+        TEMPLATE,
     ),
-    *((f"{path}", RUNNING, {path: value}, FIXED) for path, value in PLACEMENT.items()),
+    *((f"{path}", RUNNING, {path: value}, TEMPLATE) for path, value in PLACEMENT.items()),
     *((f"{path}, suspended", SUSPENDED, {path: value}, ACCEPTED) for path, value in PLACEMENT.items()),
     ("placement and resume in one update", SUSPENDED, {**PLACEMENT, "suspend": False}, ACCEPTED),
-    ("placement and suspend in one update", RUNNING, {**PLACEMENT, "suspend": True}, FIXED),
-    ("the image, suspended", SUSPENDED, OTHER_IMAGE, ONLY_PLACEMENT),
-    ("image and resume in one update", SUSPENDED, {**OTHER_IMAGE, "suspend": False}, ONLY_PLACEMENT),
-    ("a sidecar, suspended", SUSPENDED, pod(initContainers=[{"name": "side"}]), ONLY_PLACEMENT),
+    ("placement and suspend in one update", RUNNING, {**PLACEMENT, "suspend": True}, TEMPLATE),
+    ("the image, suspended", SUSPENDED, OTHER_IMAGE, TEMPLATE),
+    ("image and resume in one update", SUSPENDED, {**OTHER_IMAGE, "suspend": False}, TEMPLATE),
+    ("a sidecar, suspended", SUSPENDED, pod(initContainers=[{"name": "side"}]), TEMPLATE),
     (
         "a volume source, suspended",
         SUSPENDED,
         pod(volumes=[{"name": "data", "configMap": {}}]),
-        ONLY_PLACEMENT,
+        TEMPLATE,
     ),
-    ("the service account, suspended", SUSPENDED, pod(serviceAccountName="b"), ONLY_PLACEMENT),
-    ("hostNetwork, suspended", SUSPENDED, pod(hostNetwork=True), ONLY_PLACEMENT),
-    ("the user, suspended", SUSPENDED, pod(securityContext={"runAsUser": 2}), ONLY_PLACEMENT),
+    ("the service account, suspended", SUSPENDED, pod(serviceAccountName="b"), TEMPLATE),
+    ("hostNetwork, suspended", SUSPENDED, pod(hostNetwork=True), TEMPLATE),
+    ("the user, suspended", SUSPENDED, pod(securityContext={"runAsUser": 2}), TEMPLATE),
     (
         "the user, added, suspended",
         SUSPENDED,
         pod(securityContext={"fsGroup": 2, "runAsUser": 1}),
-        ONLY_PLACEMENT,
+        TEMPLATE,
     ),
-    ("a pull secret, suspended", SUSPENDED, pod(imagePullSecrets=[{"name": "b"}]), ONLY_PLACEMENT),
-    ("a name of a host, suspended", SUSPENDED, pod(hostAliases=[{"ip": "1.2.3.4"}]), ONLY_PLACEMENT),
-    ("a claim of a device, suspended", SUSPENDED, pod(resourceClaims=[{"name": "b"}]), ONLY_PLACEMENT),
-    ("the resolver, suspended", SUSPENDED, pod(dnsConfig={"nameservers": ["b"]}), ONLY_PLACEMENT),
-    ("the grace period, suspended", SUSPENDED, pod(terminationGracePeriodSeconds=ABSENT), ONLY_PLACEMENT),
+    ("a pull secret, suspended", SUSPENDED, pod(imagePullSecrets=[{"name": "b"}]), TEMPLATE),
+    ("a name of a host, suspended", SUSPENDED, pod(hostAliases=[{"ip": "1.2.3.4"}]), TEMPLATE),
+    ("a claim of a device, suspended", SUSPENDED, pod(resourceClaims=[{"name": "b"}]), TEMPLATE),
+    ("the resolver, suspended", SUSPENDED, pod(dnsConfig={"nameservers": ["b"]}), TEMPLATE),
+    ("the grace period, suspended", SUSPENDED, pod(terminationGracePeriodSeconds=ABSENT), TEMPLATE),
 ]
 
 

@@ -32,6 +32,11 @@ TABLE: list[tuple[str, Json, str]] = [
     ("a name of 61 characters for one pod", {"name": "n" * 61}, ACCEPTED),
     ("a name of 62 characters", {"name": "n" * 62}, "metadata.name: Too long"),
     ("a name of 61 characters for 11 pods", {"name": "n" * 61, "replicas": 11}, "metadata.name is too long"),
+    (
+        "a name of 59 characters for 10,000 pods",
+        {"name": "n" * 59, "replicas": 10000},
+        "metadata.name is too long",
+    ),
     ("a name of 60 characters for 11 pods", {"name": "n" * 60, "replicas": 11}, ACCEPTED),
     # size
     ("one replica", {"replicas": 1}, ACCEPTED),
