@@ -77,6 +77,8 @@ def test_agent_sets_every_variable_that_torchrun_sets_for_its_workers():
             ["--rdzv-backend=c10d", "--rdzv-endpoint=a:29400"],
             {"MASTER_ADDR": "a", "MASTER_PORT": "29400"},
         ),
+        (["--rdzv-endpoint=localhost:0"], {"MASTER_ADDR": "localhost"}),  # of several jobs on a machine
+        (["--rdzv-endpoint=[fd00::1]:29400"], {"MASTER_ADDR": "fd00::1", "MASTER_PORT": "29400"}),
     ],
 )
 def test_options_of_torchrun_have_the_same_meaning(flags: list[str], env: dict[str, str]):

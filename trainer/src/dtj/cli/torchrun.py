@@ -89,7 +89,7 @@ def environment(given: Mapping[str, Any]) -> dict[str, str]:
     if given["nnodes"]:
         found[contract.NNODES] = _machines(given["nnodes"])
     if given["rdzv_endpoint"]:
-        host, _, port = given["rdzv_endpoint"].partition(":")
+        host, port = _address(given["rdzv_endpoint"])
         found |= {contract.MASTER_ADDR: host} | ({contract.MASTER_PORT: port} if port else {})
     names = {
         "node_rank": contract.NODE_RANK,
@@ -114,6 +114,12 @@ def _machines(text: str) -> str:
             fix="for a size that changes, use spec.elastic of a job; else --nnodes 2",
         )
     return least
+
+
+def _address(endpoint: str) -> tuple[str, str]:
+    """Host and port; no port for 0, "any" in torchrun's examples for one machine, which needs none here."""
+    host, colon, port = endpoint.rpartition(":")
+    return (host.strip("[]"), "" if port == "0" else port) if colon else (endpoint, "")
 
 
 def _count(what: str) -> int:
