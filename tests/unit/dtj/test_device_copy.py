@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence
 
 from dtj.data.device_copy import DeviceCopy
 from dtj.data.feed import Feed
@@ -69,6 +70,14 @@ def test_only_host_memory_is_copied_on_another_stream(calls: list[str]) -> None:
     DeviceCopy(GPU)(torch.ones(2, device="meta"))
     DeviceCopy(CPU)(torch.ones(2))
     assert calls == ["to cuda:0, queued", "to cpu, queued"]
+
+
+def test_batch_that_can_move_itself_does() -> None:
+    """The sizes of a PackedSequence must stay on the CPU; a batch of graphs is no container of tensors."""
+    packed = DeviceCopy(torch.device("meta"))(pack_sequence([torch.ones(2), torch.ones(1)]))
+    assert (packed.data.device.type, packed.batch_sizes.device.type) == ("meta", "cpu")
+    graphs = SimpleNamespace(to=lambda device: f"graphs on {device}")
+    assert DeviceCopy(CPU)((graphs, 1)) == ("graphs on cpu", 1)
 
 
 class Recorded:

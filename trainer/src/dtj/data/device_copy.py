@@ -27,7 +27,7 @@ class DeviceCopy:
     def __call__(self, value: Any) -> Any:
         """The same structure on the device; a mapping becomes a dict."""
         if self._stream is None:
-            return _mapped(value, self._to_device)
+            return self._mapped(value, self._to_device)
         return self.begin(value).result()
 
     def begin(self, value: Any) -> "Copying":
@@ -43,11 +43,23 @@ class DeviceCopy:
                 copied.append(tensor.pin_memory().to(self._device, non_blocking=True))
             return copied[-1]
 
-        there = _mapped(value, copy)
+        there = self._mapped(value, copy)
         return Copying(there, copied, self._stream.record_event() if copied else None)
 
     def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._device, non_blocking=True)
+
+    def _mapped(self, value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        if isinstance(value, torch.Tensor):
+            return change(value)
+        if isinstance(value, Mapping):
+            return {key: self._mapped(item, change) for key, item in value.items()}
+        if callable(getattr(value, "to", None)):  # a PackedSequence, or a batch of graphs
+            return value.to(self._device)
+        if isinstance(value, list | tuple):
+            changed = [self._mapped(item, change) for item in value]
+            return type(value)(*changed) if hasattr(value, "_fields") else type(value)(changed)
+        return value
 
 
 class Copying:
@@ -64,14 +76,3 @@ class Copying:
             for tensor in self._copied:
                 tensor.record_stream(kernels)  # else its memory would be used again before they have read it
         return self._there
-
-
-def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, list | tuple):
-        changed = [_mapped(item, change) for item in value]
-        return type(value)(*changed) if hasattr(value, "_fields") else type(value)(changed)
-    if isinstance(value, Mapping):
-        return {key: _mapped(item, change) for key, item in value.items()}
-    return value
