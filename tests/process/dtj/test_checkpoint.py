@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from dtj.checkpoint import paths, reader
+from dtj.checkpoint import paths
 from tests.process.dtj.conftest import PROGRAMS, Start, wait_for
 from tests.process.dtj.programs import saves
+from tests.support import checkpoints
 from tests.unit.dtj.test_checkpoint import commit, found
 
 GPT = PROGRAMS / "gpt.py"
@@ -46,7 +47,7 @@ def test_what_was_committed_survives_200_kills(warm: ForkServerContext, quick_di
         writer.join()
         name, warnings = found(run)
         assert (name, warnings) in [(paths.name_of(claimed.value + n), []) for n in (0, 1)]
-        state = reader.whole(run / str(name))
+        state = checkpoints.whole(run / str(name))
         assert torch.equal(state["parts"]["w"], torch.full((floats,), float(state["step"])))
         claimed.value = state["step"]  # the kill may have come between the rename and the claim
 
@@ -65,7 +66,7 @@ def test_sharded_run_that_is_killed_while_it_saves_loses_at_most_one_step(
         job.kill()
         last = newest(run)
         assert last >= done - 1
-        assert reader.whole(run / paths.name_of(last))["step"] == last
+        assert checkpoints.whole(run / paths.name_of(last))["step"] == last
         assert last == 0 or job.err.count("unreadable") == 0
 
 

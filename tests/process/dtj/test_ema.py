@@ -9,9 +9,9 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from dtj.checkpoint import reader
 from dtj.models.gpt import GPT
 from tests.process.dtj.conftest import Finished
+from tests.support import checkpoints
 from tests.unit.dtj.test_strategies import SHAPE
 
 DECAY = 0.7
@@ -97,5 +97,5 @@ def test_averages_are_those_of_one_process(
     assert len(printed) == then[0]
     for rank in printed:
         assert [float(number) for number in rank] == pytest.approx([*scores, 0.0], rel=1e-5, abs=1e-6)
-    found = reader.whole(tmp_path / "run" / f"step-{STEPS}")["parts"]["average"]
+    found = checkpoints.whole(tmp_path / "run" / f"step-{STEPS}")["parts"]["average"]
     torch.testing.assert_close(found, {n: p.detach() for n, p in averages.items()}, rtol=1e-4, atol=2e-6)

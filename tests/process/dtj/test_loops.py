@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from dtj.checkpoint import reader
 from dtj.telemetry import heartbeat
 from tests.process.dtj.conftest import PROGRAMS, Finished
+from tests.support import checkpoints
 
 LOOPS = Path(__file__).parents[3] / "examples" / "loops"
 WITHOUT_DTJ = PROGRAMS / "foreign" / "loops"
@@ -111,4 +111,4 @@ def test_only_what_is_trained_is_saved_and_a_resume_shards_it(finish: Finish, tm
         assert again.code == 0, again.err
         assert "nothing left to train" in again.err
         (folder,) = (tmp_path / name).glob("step-*")
-        assert part in reader.whole(folder)["parts"]
+        assert part in checkpoints.whole(folder)["parts"]

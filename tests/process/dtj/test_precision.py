@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from dtj.checkpoint import reader
 from tests.process.dtj.conftest import PROGRAMS, Finished
 from tests.process.dtj.test_strategies import STEPS, by_hand, train
+from tests.support import checkpoints
 
 Finish = Callable[..., Finished]
 
@@ -30,7 +30,7 @@ def test_half_precision_follows_float32_and_saves_float32_weights_and_the_loss_s
     losses = train(finish, tmp_path / "out", *flags)
     assert losses == pytest.approx(expected, rel=1e-3)
     assert losses != pytest.approx(expected, rel=1e-7), "it computed in float32"
-    saved = reader.whole(tmp_path / "out" / "run" / f"step-{STEPS}")
+    saved = checkpoints.whole(tmp_path / "out" / "run" / f"step-{STEPS}")
     assert {weight.dtype for weight in saved["parts"]["model"].values()} == {torch.float32}
     scale = {"precision": {"scale": 65536.0, "good_steps": STEPS}}
     assert saved["extras"] == (scale if "fp16" in flags else {})

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from dtj.checkpoint import paths, reader, weights
+from dtj.checkpoint import paths, weights
 from dtj.errors import RecipeError
 from dtj.models.gpt import GPT
 from tests.process.dtj.conftest import PROGRAMS, Finished
 from tests.process.dtj.test_strategies import STEPS, by_hand, train
 from tests.process.dtj.test_strategies import weights as weights_of
+from tests.support import checkpoints
 from tests.unit.dtj.test_checkpoint import names
 from tests.unit.dtj.test_strategies import SHAPE
 
@@ -84,7 +85,7 @@ def test_best_checkpoint_could_not_be_written(
     assert ended.code == 0, ended.err
     assert "step-3 could not be written: " in ended.err
     assert {name for name in names(run) if not name.endswith(".tmp")} == {f"step-{best['step']}", "step-7"}
-    assert reader.whole(run / "step-7")["best"] == best
+    assert checkpoints.whole(run / "step-7")["best"] == best
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,7 @@ def assert_older_checkpoint_is_intact(ended: Finished, run: Path) -> None:
     assert "step-5 could not be written" in ended.err
     assert "Traceback" not in ended.err
     assert names(run) == ["step-2"]
-    assert reader.whole(run / "step-2")["step"] == 2
+    assert checkpoints.whole(run / "step-2")["step"] == 2
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])

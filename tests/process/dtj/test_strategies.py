@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from dtj.checkpoint import reader
 from dtj.data import order
 from dtj.models.gpt import GPT
 from tests.process.dtj.conftest import PROGRAMS, Finished
+from tests.support import checkpoints
 from tests.unit.dtj.test_strategies import SHAPE
 
 Finish = Callable[..., Finished]
@@ -74,7 +74,7 @@ def trained(finish_once: Finish, tmp_path_factory: pytest.TempPathFactory) -> Ca
 
 
 def weights(out: Path, step: int) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = reader.whole(out / "run" / f"step-{step}")["parts"]["model"]
+    found: dict[str, torch.Tensor] = checkpoints.whole(out / "run" / f"step-{step}")["parts"]["model"]
     return found
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dtj.checkpoint import reader
 from tests.process.dtj.conftest import PROGRAMS, Finished
+from tests.support import checkpoints
 
 PROGRAM = """
 import torch
@@ -112,7 +112,7 @@ def test_score_may_be_a_tensor(finish: Callable[..., Finished], tmp_path: Path) 
     script.write_text(f"{PROGRAM}    run.keep_best(loss)\n")
     ended = finish("run", "--checkpoint", tmp_path / "run", script)
     assert ended.code == 0, ended.err
-    assert type(reader.whole(tmp_path / "run" / "step-1")["best"]["score"]) is float
+    assert type(checkpoints.whole(tmp_path / "run" / "step-1")["best"]["score"]) is float
 
 
 def test_evaluation_has_as_many_samples_at_a_time_as_training(

@@ -24,6 +24,7 @@ from dtj.parallel.layout import Layout
 from dtj.parallel.strategy import Strategy
 from dtj.ranks.world import World
 from dtj.settings import Settings
+from tests.support import checkpoints
 
 STATE: dict[str, Any] = {"step": 1, "parts": {"w": torch.arange(1000.0)}}
 
@@ -110,7 +111,7 @@ def test_damaged_checkpoint_is_skipped_with_a_warning(tmp_path: Path, damage: st
     assert len(warnings) == 1
     assert str(tmp_path / "step-2") in warnings[0]
     with pytest.raises(RecipeError, match="step-2 is not a checkpoint: "):
-        reader.whole(tmp_path / "step-2")
+        checkpoints.whole(tmp_path / "step-2")
 
 
 def test_folder_that_cannot_be_read_raises_an_error(tmp_path: Path) -> None:
@@ -146,11 +147,11 @@ def test_reading_metadata_of_shards_executes_no_code(tmp_path: Path) -> None:
     owner = Owner(tmp_path, {})
     sharded.write(save.prepare(owner, 2), 2, tensors, group=None)
     folder = save.commit(owner, 2, {"step": 2, "parts": parts})
-    assert torch.equal(reader.whole(folder)["parts"]["w"], STATE["parts"]["w"])
+    assert torch.equal(checkpoints.whole(folder)["parts"]["w"], STATE["parts"]["w"])
 
     (folder / paths.SHARDS / ".metadata").write_bytes(pickle.dumps(Harmful(tmp_path / "harm")))
     with pytest.raises(CheckpointError, match=r"its metadata refers to pathlib.Path.touch; only plain data"):
-        reader.whole(folder)
+        checkpoints.whole(folder)
     assert not (tmp_path / "harm").exists()
 
 
@@ -213,7 +214,7 @@ def test_state_that_could_not_be_loaded_is_refused(value: Any, where: str) -> No
 )
 def test_state_that_is_accepted_can_be_loaded(tmp_path: Path, value: Any) -> None:
     save.check_loadable(value, "state")
-    assert reader.whole(commit(tmp_path, 1, state={"parts": value}))["parts"] == value
+    assert checkpoints.whole(commit(tmp_path, 1, state={"parts": value}))["parts"] == value
 
 
 class Remembering(nn.Linear):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dtj.checkpoint import export, paths, reader, weights
+from dtj.checkpoint import export, paths, weights
 from dtj.checkpoint.checkpointer import Checkpointer
 from dtj.cli import commands
 from dtj.errors import DamagedError, RecipeError
@@ -14,6 +14,7 @@ from dtj.parallel.layout import Layout
 from dtj.parallel.strategy import Strategy
 from dtj.ranks.world import World
 from dtj.settings import Settings
+from tests.support import checkpoints
 from tests.unit.dtj.test_weights import CPU, Tied
 
 Capture = pytest.CaptureFixture[str]
@@ -85,7 +86,7 @@ def test_optimizer_is_not_read(tmp_path: Path) -> None:
     assert data.count(moment.numpy().tobytes()) == 1
     file.write_bytes(data.replace(moment.numpy().tobytes(), bytes(36)))
     with pytest.raises(DamagedError):
-        reader.whole(source)
+        checkpoints.whole(source)
     assert export.export(source, tmp_path / "w.pt", part="model") == 3
 
 

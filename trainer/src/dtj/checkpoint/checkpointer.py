@@ -9,12 +9,9 @@
 
 import contextlib
 import errno
-import io
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
-
-import torch
 
 from dtj.checkpoint import paths, reader, restore
 from dtj.checkpoint.objects import Location, ObjectPath, locate
@@ -200,16 +197,12 @@ class Checkpointer:
             f"  to start from step 0: {'use another --checkpoint folder' if is_own else 'omit --resume'}"
         )
 
-    def pack(self, step: int) -> bytes:
-        """The current state as bytes, for another rank. Only if every rank holds the whole state."""
-        buffer = io.BytesIO()
-        state = with_best(self._writer.best, self.parts.state(step))
-        torch.save(state | {"offered": self._offered}, buffer)
-        return buffer.getvalue()
+    def whole_state(self, step: int) -> dict[str, Any]:
+        """What another rank needs to continue after `step`. Only if every rank holds the whole state."""
+        return with_best(self._writer.best, self.parts.state(step)) | {"offered": self._offered}
 
-    def unpack(self, data: bytes) -> None:
-        """Load the state that another rank packed."""
-        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    def load_whole_state(self, state: dict[str, Any]) -> None:
+        """Load what `whole_state` of another rank returned."""
         self.parts.load(state, None)
         self._take_over(state)
         self._offered = state["offered"]

@@ -57,8 +57,7 @@ class Saved:
             return chosen
         from dtj.checkpoint import sharded  # noqa: PLC0415
 
-        plan = sharded.LoadPlan({}, keeps=lambda _: True)
-        found: Tensors = sharded.load_tensors({self.part: chosen}, self.shards, plan)[self.part]
+        found: Tensors = sharded.load_tensors({self.part: chosen}, self.shards, sharded.WHOLE)[self.part]
         return found
 
 

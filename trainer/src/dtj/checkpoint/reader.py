@@ -127,20 +127,6 @@ def mapped(folder: Location) -> tuple[dict[str, Any], Location | None]:
         ) from error
 
 
-def whole(folder: Location) -> dict[str, Any]:
-    """The whole state of a committed checkpoint, on the CPU, however many ranks wrote it.
-
-    RecipeError if `folder` is not a readable checkpoint, CheckpointError if its shards cannot be read.
-    """
-    state, shards = mapped(folder)
-    if shards is None:
-        return state
-    from dtj.checkpoint import sharded  # noqa: PLC0415 - half a second of imports
-
-    plan = sharded.LoadPlan({}, keeps=lambda _: True)
-    return state | {"parts": sharded.load_tensors(state["parts"], shards, plan)}
-
-
 @contextlib.contextmanager
 def _state_file(folder: Location) -> Iterator[Any]:
     """The state file as zipfile and torch.load take it: its path, or a file of the object store."""

@@ -115,6 +115,9 @@ class LoadPlan:
         return None
 
 
+WHOLE = LoadPlan({}, keeps=lambda _: True)  # all tensors, none of them sharded
+
+
 def load_tensors(tree: Any, shards: Location, plan: LoadPlan) -> Any:
     """The tree with the tensors that this rank needs, read from the shards of a checkpoint.
 
@@ -146,7 +149,7 @@ def shapes(tree: Any, shards: Location) -> Any:
             key: torch.empty(saved[key].size, dtype=saved[key].properties.dtype, device="meta")
             for key in _placeholders(tree)
         }
-    return _replace(tree, found, LoadPlan({}, keeps=lambda _: True))
+    return _replace(tree, found, WHOLE)
 
 
 def shard_whole_state(state: Any, plan: LoadPlan) -> Any:

@@ -11,9 +11,8 @@ survivors are in the same backward pass and only the newcomer, which has no stat
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import torch
 import torch.distributed as dist
 
 from dtj.ranks import exchange
@@ -61,22 +60,16 @@ class Handover:
         """The other ranks wait at a point after `point`."""
         return self.target is not None and point[:4] < self.target[:4]
 
-    def exchange(self, group: "dist.ProcessGroup", *, pack: Callable[[], bytes]) -> bytes | None:
+    def exchange(
+        self, group: "dist.ProcessGroup", *, state: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any] | None:
         """Called by all ranks at the target: send the state, or return the received state; else None."""
         if self.target is None:
             return None
-        rank = dist.get_rank(group)
-        taken = None
+        rank, taken = dist.get_rank(group), None
         if rank == self._source:
-            data = torch.frombuffer(bytearray(pack()), dtype=torch.uint8)
-            for other in self._behind:
-                dist.send(torch.tensor([len(data)]), dst=other, group=group)
-                dist.send(data, dst=other, group=group)
+            exchange.send(state(), to=self._behind, group=group)
         elif rank in self._behind:
-            length = torch.zeros(1, dtype=torch.int64)
-            dist.recv(length, src=self._source, group=group)
-            data = torch.empty(int(length), dtype=torch.uint8)
-            dist.recv(data, src=self._source, group=group)
-            taken = data.numpy().tobytes()
+            taken = exchange.receive(self._source, group=group)
         self.target, self._behind = None, []
         return taken

@@ -106,10 +106,10 @@ class Recovery:
         while self._handover.target is not None and not self.is_behind:
             try:
                 taken = self._handover.exchange(
-                    self._control, pack=lambda: self._checkpointer.pack(self._progress.step)
+                    self._control, state=lambda: self._checkpointer.whole_state(self._progress.step)
                 )
                 if taken is not None:
-                    self._checkpointer.unpack(taken)
+                    self._checkpointer.load_whole_state(taken)
                     self._has_state = True
                     self.report_state()
             except RuntimeError as error:

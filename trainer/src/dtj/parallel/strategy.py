@@ -32,8 +32,8 @@ class Strategy:
     same_optimizer_state  ranks with the same parameters have the same optimizer state, too
     heals        a lost rank can be replaced while the others keep their state, over new process groups
     needs_warm_up  the first backward after a start rounds differently from later ones
-    pipelined    micro-batches must have one size; how many of them are good
-    slack        steps that a rank may be ahead of the slowest one
+    pipeline_micro_batches  how many are good, all of one size; None: any number, of any sizes
+    max_steps_ahead  steps that a rank may be ahead of the slowest one
     loads_shards weights are loaded into the wrapped model: a rank reads its shards only
     extra        the strategy's own state, with state_dict and load_state_dict, to be saved in checkpoints
 

@@ -5,7 +5,7 @@ rendezvous, which has no authentication, could run code in every rank. Here `wei
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -49,7 +49,29 @@ def share_state(state: Any, *, group: "dist.ProcessGroup") -> Any:
 
 def gather(value: Any, *, group: "dist.ProcessGroup") -> list[Any]:
     """The values of all ranks, in their order, on the group's first rank; elsewhere an empty list."""
-    return _collect(value, group) if dist.get_rank(group) == 0 else _send(value, group)
+    if dist.get_rank(group) > 0:
+        send(value, to=[0], group=group)
+        return []
+    # One rank after the other: trees of sharded state are small, and need memory one at a time.
+    return [value, *(receive(rank, group=group) for rank in range(1, dist.get_world_size(group)))]
+
+
+def send(value: Any, *, to: Iterable[int], group: "dist.ProcessGroup") -> None:
+    """Send a value to these ranks of the group, which call `receive`."""
+    data = _encode(value, _device_of(group))
+    for rank in to:
+        dist.send(torch.tensor([len(data)], device=data.device), group=group, group_dst=rank)
+        dist.send(data, group=group, group_dst=rank)
+
+
+def receive(source: int, *, group: "dist.ProcessGroup") -> Any:
+    """The value that a rank of the group sends."""
+    device = _device_of(group)
+    length = torch.zeros(1, dtype=torch.int64, device=device)
+    dist.recv(length, group=group, group_src=source)
+    data = torch.empty(int(length), dtype=torch.uint8, device=device)
+    dist.recv(data, group=group, group_src=source)
+    return _decode(data)
 
 
 def all_gather(value: Any, *, group: "dist.ProcessGroup") -> list[Any]:
@@ -86,25 +108,6 @@ def reducible(value: torch.Tensor | float, how: str, device: torch.device) -> to
     if how == "mean" and not mine.is_floating_point():
         return mine.float()
     return mine.long() if how == "sum" and mine.dtype == torch.bool else mine  # else True + True is True
-
-
-def _send(value: Any, group: "dist.ProcessGroup") -> list[Any]:
-    data = _encode(value, _device_of(group))
-    dist.send(torch.tensor([len(data)], device=data.device), group=group, group_dst=0)
-    dist.send(data, group=group, group_dst=0)
-    return []
-
-
-def _collect(value: Any, group: "dist.ProcessGroup") -> list[Any]:
-    """One rank after the other: trees of sharded state are small, and need memory one at a time."""
-    device, found = _device_of(group), [value]
-    for rank in range(1, dist.get_world_size(group)):
-        length = torch.zeros(1, dtype=torch.int64, device=device)
-        dist.recv(length, group=group, group_src=rank)
-        data = torch.empty(int(length), dtype=torch.uint8, device=device)
-        dist.recv(data, group=group, group_src=rank)
-        found.append(_decode(data))
-    return found
 
 
 def _encode(value: Any, device: torch.device) -> torch.Tensor:
