@@ -253,11 +253,12 @@ def test_evaluation_counts_each_sample_once(n: int, batch: int, size: int) -> No
     assert sorted(i for mb in found for i in mb.indices.tolist()) == list(range(n))
 
 
-def test_data_loader_is_refused() -> None:
+@pytest.mark.parametrize(("once", "verb"), [(False, "data"), (True, "evaluate")])
+def test_data_loader_is_refused(once: bool, verb: str) -> None:
     with pytest.raises(
-        RecipeError, match=r"a DataLoader, which yields batches.*\n?.*run.data\(loader.dataset"
+        RecipeError, match=rf"a DataLoader, which yields batches.*\n?.*run.{verb}\(.*loader.dataset"
     ):
-        feed(data=DataLoader(TensorDataset(torch.ones(4, 2)), batch_size=2))
+        feed(data=DataLoader(TensorDataset(torch.ones(4, 2)), batch_size=2), once=once)
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,9 @@ def feed(
     if isinstance(dataset, DataLoader):
         raise RecipeError(
             "the data set is a DataLoader, which yields batches, not samples",
-            fix="pass it to run.loader, or its data set to run.data: run.data(loader.dataset, "
+            fix="pass its data set: run.evaluate(score, loader.dataset, collate=loader.collate_fn)"
+            if once
+            else "pass it to run.loader, or its data set to run.data: run.data(loader.dataset, "
             "global_batch=..., collate=loader.collate_fn)",
         )
     how: dict[str, Any] = {"global_batch": global_batch, "splitter": splitter, "seed": seed, "once": once}

@@ -174,14 +174,12 @@ class _Loading(Dataset[Any]):
 
 def length_of(dataset: Any) -> int:
     """Number of samples of a map-style dataset; RecipeError if it has no length, no index or no samples."""
-    kind = type(dataset).__name__
-    try:
-        length = len(dataset)
-    except (TypeError, NotImplementedError) as error:
+    kind, length = type(dataset).__name__, length_if_known(dataset)
+    if length is None:
         raise RecipeError(
             f"the dataset {kind} has no length, so it can be neither shuffled nor divided among the ranks",
             fix="define __len__ and __getitem__, or only __iter__ to have it read as a stream",
-        ) from error
+        )
     if not hasattr(dataset, "__getitem__"):
         raise RecipeError(
             f"the dataset {kind} has a length but no __getitem__",
@@ -189,4 +187,12 @@ def length_of(dataset: Any) -> int:
         )
     if not length:
         raise RecipeError("the dataset is empty", fix="check where its samples come from")
-    return int(length)
+    return length
+
+
+def length_if_known(dataset: Any) -> int | None:
+    """Samples of a data set, or batches of a loader; None if it does not say."""
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None

@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
 from dtj.data.digest import digest
+from dtj.data.indexed import length_if_known
 from dtj.data.loader import Collate, Loader, as_batch
 from dtj.data.splitter import MicroBatch, RankBatch, Splitter
 from dtj.errors import RecipeError
@@ -64,7 +65,7 @@ class Streamed:
                 fix="pass an object whose __iter__ starts from the beginning each time, "
                 "e.g. a torch.utils.data.IterableDataset",
             )
-        length = _length_if_known(dataset)
+        length = length_if_known(dataset)
         whole, rest = divmod(length or 0, global_batch)
         self.steps_per_epoch = None if length is None else whole + (rest > 0 and not drop_last)
         self._read = partial(
@@ -239,10 +240,3 @@ def is_stream(dataset: Any) -> bool:
     if isinstance(dataset, IterableDataset):
         return True
     return hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")
-
-
-def _length_if_known(dataset: Any) -> int | None:
-    try:
-        return len(dataset)
-    except (TypeError, NotImplementedError):
-        return None

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from dtj.data import order, worker
-from dtj.data.indexed import length_of
+from dtj.data.indexed import length_if_known, length_of
 from dtj.data.loader import as_batch
 from dtj.data.splitter import MicroBatch, RankBatch
 from dtj.errors import RecipeError
@@ -273,10 +273,8 @@ class AsItIs:
         return iter(self._loader), 0
 
     def left(self, done: int) -> int | None:
-        try:
-            return len(self._loader) - done
-        except (TypeError, NotImplementedError):
-            return None
+        length = length_if_known(self._loader)
+        return None if length is None else length - done
 
     def after(self, done: int, batches: int) -> int:
         return done + batches
