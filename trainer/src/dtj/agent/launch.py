@@ -5,7 +5,7 @@
                    -> replica/supervisor.py forks rank/main.become(program) for each rank
                    -> replica/rank_events.py handles what the ranks report
                    -> one loop over: pipes of the ranks, the link, signals, deaths, time
-                   -> wire/outcome.py names the cause -> report/termination.py, exit code
+                   -> wire/outcome.py names the cause -> termination message, exit code
 
 The process imports torch once and has neither threads nor an accelerator context when it forks. So a rank
 starts in milliseconds with all modules loaded, the first time and after every fault.
@@ -18,6 +18,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 from dtj import contract
 from dtj.agent.coordinator.coordinator import Coordinator
@@ -37,7 +39,6 @@ from dtj.agent.replica.orders import Orders
 from dtj.agent.replica.rank_events import RankEvents
 from dtj.agent.replica.stacks import Stacks, as_text
 from dtj.agent.replica.supervisor import Supervisor, soonest
-from dtj.agent.report import termination
 from dtj.agent.report.console import Console, choose_console
 from dtj.agent.report.status import Status
 from dtj.agent.report.status_page import StatusPage
@@ -306,7 +307,7 @@ class _Agent:
                 without_progress=self._orders.without_progress,
                 now=datetime.now(UTC),
             )
-            termination.write(self._options.termination_log, fields)
+            _write(self._options.termination_log, fields)
         self._client.disconnect()
         if self._coordinator:
             self._coordinator.close()
@@ -314,6 +315,14 @@ class _Agent:
         if self._keeper:
             self._keeper.stop()
         return outcome.exit_code(endings)
+
+
+def _write(path: Path, fields: Mapping[str, Any]) -> None:
+    """Write the termination message, cut to its size. If that fails, the exit code says what happened."""
+    try:
+        path.write_bytes(outcome.encode(outcome.fit(dict(fields), limit=contract.TERMINATION_BYTES)))
+    except OSError as error:
+        _log(f"cannot write the termination message to {path}: {error.strerror}")
 
 
 def _log(message: str) -> None:
