@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from dtj.agent.coordinator.agent_links import AgentLinks
+from dtj.agent.wire.protocol import Hello
 
 
 @pytest.fixture
@@ -60,6 +61,28 @@ def test_hello_that_waited_behind_others_is_read_before_its_connection_is_closed
     assert [message for message, _ in heard] == [{"hello": {}}]
     assert [link.is_open for link in links.hellos] == [True]
     agent.close()
+
+
+def test_agent_whose_hello_waited_has_left_its_silent_connection(
+    links: AgentLinks, selector: selectors.BaseSelector
+) -> None:
+    """As after a partition. The agent is here: it must not be reported as silent, either."""
+    hello = Hello(uid="", attempt=0, replica=0, incarnation="a")
+    links._on_message = lambda link, _: links.introduce(link, hello)
+    before = connect(links)
+    look(selector)
+    before.sendall(b"{}\n")
+    look(selector)
+    (older,) = links.hellos
+    older.heard_at -= 21.0
+    again = connect(links)
+    look(selector)
+    (at,) = links._unnamed.values()
+    again.sendall(b"{}\n")
+    assert links.keep_alive({}, at + 5.1) == []
+    assert links.named() == [hello]
+    for sock in (before, again):
+        sock.close()
 
 
 def test_connection_without_a_hello_is_closed_after_some_seconds(

@@ -109,9 +109,9 @@ class AgentLinks:
         for link, hello in self.hellos.items():
             if hello:  # say nothing to a stranger
                 link.write(line)
-        silent = [link for link in self.hellos if link.is_silent(now)]
         for link in [link for link, at in self._unnamed.items() if now - at > _HELLO_S]:
             self._on_ready(link)  # its hello may have waited for this process, behind thousands of others
+        silent = [link for link in self.hellos if link.is_silent(now)]
         late = [link for link, at in self._unnamed.items() if now - at > _HELLO_S]
         for link in (*silent, *late):
             link.close()
