@@ -70,7 +70,7 @@ def begin() -> Iterator[Callable[[str], RankProcess]]:
                 stack.callback(os.close, fd)
             return RankProcess(
                 rank=3, pid=popen.pid, streams={}, reports=-1, orders=write, stacks=read,
-                heartbeat=SharedHeartbeat(), generation=2, as_json=False,
+                heartbeat=SharedHeartbeat(), generation=2,
             )  # fmt: skip
 
         yield start

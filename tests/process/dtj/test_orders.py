@@ -75,7 +75,7 @@ def node() -> Iterator[Node]:
         os.set_blocking(read, False)
         process = RankProcess(
             rank=0, pid=sleeper.pid, streams={}, reports=-1, orders=write, stacks=read,
-            heartbeat=SharedHeartbeat(), generation=1, as_json=False, holds=True,
+            heartbeat=SharedHeartbeat(), generation=1, holds=True,
         )  # fmt: skip
         yield Node(process=process)
         sleeper.kill()

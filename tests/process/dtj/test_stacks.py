@@ -39,7 +39,7 @@ def process() -> RankProcess:
     os.set_blocking(read, False)
     return RankProcess(
         rank=3, pid=gone.pid, streams={}, reports=-1, orders=write, stacks=read,
-        heartbeat=SharedHeartbeat(), generation=1, as_json=False,
+        heartbeat=SharedHeartbeat(), generation=1,
     )  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def slow() -> Iterator[RankProcess]:
     os.set_blocking(read, False)
     yield RankProcess(
         rank=3, pid=popen.pid, streams={}, reports=-1, orders=write, stacks=read,
-        heartbeat=SharedHeartbeat(), generation=1, as_json=False,
+        heartbeat=SharedHeartbeat(), generation=1,
     )  # fmt: skip
     popen.kill()
     popen.wait()

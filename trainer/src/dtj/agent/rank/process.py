@@ -52,7 +52,6 @@ class RankProcess:
     stacks: int
     heartbeat: SharedHeartbeat
     generation: int
-    as_json: bool
     killed: bool = False
     uses_dtj: bool = False
     holds: bool = False
@@ -127,7 +126,6 @@ class RankProcess:
             heartbeat=heartbeat,
             error_file=error_file,
             generation=generation,
-            as_json=as_json,
         )
 
     def order(self, order: dict[str, Any]) -> None:
@@ -153,11 +151,6 @@ class RankProcess:
         while data := _read(fd):
             found += self.streams[fd][1].feed(data)
         return found + self.streams[fd][1].end()
-
-    def prefixed(self, text: str) -> tuple[int, bytes]:
-        """The fd for text about this rank, and its lines with the rank's number in front."""
-        lines = LogLines(rank=self.rank, as_json=self.as_json)
-        return 2, lines.feed(text.encode()) + lines.end()
 
     def read_reports(self) -> tuple[list[dict[str, Any]], bool]:
         """Reports available now, and whether the pipe has ended."""

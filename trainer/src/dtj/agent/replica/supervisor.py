@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
+from dtj.agent.rank.log_lines import LogLines
 from dtj.agent.rank.main import Program
 from dtj.agent.rank.oom import OomKills
 from dtj.agent.rank.process import RankProcess
@@ -119,7 +120,8 @@ class Supervisor:
 
     def show_stacks(self, process: RankProcess, stacks: str) -> None:
         """Log the stacks with the rank's number in front of each line."""
-        self._show(process, *process.prefixed(stacks))
+        lines = LogLines(rank=process.rank, as_json=self._as_json)
+        self._show(process, 2, lines.feed(stacks.encode()) + lines.end())
 
     def stop(self, number: signal.Signals) -> None:
         """The pod was asked to terminate: signal every rank and start no more."""
