@@ -73,7 +73,7 @@ def test_only_host_memory_is_copied_on_another_stream(calls: list[str]) -> None:
 
 
 def test_batch_that_can_move_itself_does() -> None:
-    """The sizes of a PackedSequence must stay on the CPU; a batch of graphs is no container of tensors."""
+    """The sizes of a PackedSequence must stay on the CPU; a batch of graphs is not a container of tensors."""
     packed = DeviceCopy(torch.device("meta"))(pack_sequence([torch.ones(2), torch.ones(1)]))
     assert (packed.data.device.type, packed.batch_sizes.device.type) == ("meta", "cpu")
     graphs = SimpleNamespace(to=lambda device: f"graphs on {device}")
