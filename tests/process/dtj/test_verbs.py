@@ -87,6 +87,22 @@ def test_verb_that_is_called_incorrectly_is_explained(
     assert "\n  fix: " in ended.err
 
 
+def test_loop_over_micro_batches_that_is_left_early_is_refused(
+    finish: Callable[..., Finished], tmp_path: Path
+) -> None:
+    """The last micro-batch of a step averages the gradients: without it each rank would train alone."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        PROGRAM[: PROGRAM.index("for batch")] + "for batch in run.steps(2):\n"
+        "    for mb in batch:\n"
+        "        run.backward(model(mb[0]).mean())\n"
+        "        break\n"
+    )
+    ended = finish("run", "--nproc", 2, "--micro-batch", 1, script)
+    assert ended.code == 78, ended.err
+    assert "run.backward was called for 1 of 2 micro-batches of a step" in ended.err
+
+
 @pytest.mark.parametrize(
     ("total", "shown"),
     [("np.int64(2)", 2), ("torch.tensor(2)", 2), ("sys.maxsize", 2**53)],

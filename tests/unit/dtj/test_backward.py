@@ -153,6 +153,13 @@ def forgotten(form: PlainForm, model: nn.Module) -> Iterator[Any]:
             yield form.backward(model(mb.float()[:, None]).mean(), None, None)
 
 
+def left_early(form: PlainForm, model: nn.Module) -> Iterator[Any]:
+    for mb in form.over(feed(4, micro=2).batch()):
+        yield form.backward(model(mb.float()[:, None]).mean(), None, None)
+        break
+    form.check_complete()  # as `run.steps` of several ranks does
+
+
 def repeated(form: PlainForm, model: nn.Module) -> Iterator[Any]:
     for mb in form.over(feed(4).batch()):
         for _ in range(2):
@@ -173,6 +180,7 @@ def a_vector(form: PlainForm, model: nn.Module) -> Iterator[Any]:
     ("program", "message"),
     [
         (forgotten, "run.backward was called for 1 of 2 micro-batches of a step"),
+        (left_early, "run.backward was called for 1 of 2 micro-batches of a step"),
         (repeated, "no micro-batch is waiting for one"),
         (mixed, "some losses of a step came with a count, others without one"),
         (a_vector, r"the count of a loss has shape \(2,\), expected one number"),

@@ -300,6 +300,8 @@ class Run:
                     self._seed_generators(verb=0)
                     batch = self._batch = feed.batch(over=self._plain.over)
                     yield batch
+                    if self.size > 1:  # also if the program left its loop over the micro-batches early
+                        self._plain.check_complete()
                     progress.advance()
                     is_last = self.step == total
                     if not is_last:

@@ -150,6 +150,7 @@ class PlainForm:
         self._weights: Weights | None = None
         self._micro_batch: MicroBatch | None = None  # whose loss is awaited
         self._is_last = False
+        self._losses = self._wanted = 0  # of the present pass
         self._forward = contextlib.ExitStack()
         self._total = torch.zeros((), device=strategy.device)
 
@@ -158,7 +159,6 @@ class PlainForm:
         if not batch.micro_batches:
             return
         self._begin(batch)
-        losses = 0
         *_, last = batch.micro_batches
         with self._counting(batch.samples):
             for micro_batch in batch.micro_batches:
@@ -169,11 +169,14 @@ class PlainForm:
                     with self._forward:
                         self._forward.enter_context(self._precision.autocast())
                         yield data
-                    losses += self._micro_batch is None
                     self._micro_batch = None
-        if 0 < losses < len(batch.micro_batches):
+        self.check_complete()
+
+    def check_complete(self) -> None:
+        """RecipeError if the last pass had some losses but not all, so that its gradients are not averaged."""
+        if 0 < self._losses < self._wanted:
             raise RecipeError(
-                f"run.backward was called for {losses} of {len(batch.micro_batches)} micro-batches of a step",
+                f"run.backward was called for {self._losses} of {self._wanted} micro-batches of a step",
                 fix="call it for each of them; to ignore one, multiply its loss by 0",
             )
 
@@ -193,6 +196,7 @@ class PlainForm:
         weighted.backward()  # type: ignore[no-untyped-call]
         self._total = self._total + weighted.detach()
         self._micro_batch = None
+        self._losses += 1
         if self._is_last:
             self._total = self._weights.finish(self._total)
         return self._total
@@ -203,6 +207,7 @@ class PlainForm:
                 f"--parallel {self._strategy.layout.strategy} runs forward and backward by its own schedule",
                 fix="pass a function: run.backward(lambda mb: loss(model, mb), batch)",
             )
+        self._losses, self._wanted = 0, len(batch.micro_batches)
         self._begins()
         self._weights = Weights(batch, strategy=self._strategy, precision=self._precision)
         self._total = torch.zeros((), device=self._strategy.device)
