@@ -14,52 +14,11 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from dtj.checkpoint import paths
 from dtj.checkpoint.objects import Location, ObjectPath
 from dtj.errors import CheckpointError
-
-
-class Storage(Protocol):
-    """The folder of a run. Every method raises OSError if the storage fails."""
-
-    def create(self) -> None:
-        """Create the folder if there is none."""
-        ...
-
-    def names(self) -> list[str]:
-        """What it holds: committed checkpoints, unfinished ones, other files."""
-        ...
-
-    def replace(self, name: str, data: bytes, *, writer: str) -> None:
-        """Write a small file such that readers see the old content or the new."""
-        ...
-
-    def begin(self, step: int, writer: str) -> Location:
-        """An empty place for the content of a checkpoint; no run reads it before it is committed."""
-        ...
-
-    def pending(self, step: int, writer: str) -> Location:
-        """The place that `begin` returned."""
-        ...
-
-    def file(self, path: Location) -> contextlib.AbstractContextManager[Any]:
-        """A file to write, which is stored safely at the end of the block."""
-        ...
-
-    def commit(self, step: int, writer: str) -> Location:
-        """Make what was written the checkpoint of `step`, instead of an earlier one; return its location."""
-        ...
-
-    def remove(self, name: str, *, writer: str) -> None:
-        """Delete a checkpoint such that a crash never leaves a part of it committed."""
-        ...
-
-
-def at(run_dir: Location) -> Storage:
-    """The storage that the folder of a run is in."""
-    return Folder(run_dir) if isinstance(run_dir, Path) else ObjectStore(run_dir)
 
 
 def content(checkpoint: Location) -> Location:
@@ -87,18 +46,21 @@ def not_written(run_dir: Location, step: int, reason: object) -> CheckpointError
 
 
 class Folder:
-    """A folder on a file system with an atomic rename."""
+    """The folder of a run, on a file system with an atomic rename. Methods raise OSError if it fails."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
 
     def create(self) -> None:
+        """Create the folder if there is none."""
         self._run_dir.mkdir(parents=True, exist_ok=True)
 
     def names(self) -> list[str]:
+        """What it holds: committed checkpoints, unfinished ones, other files."""
         return [child.name for child in self._run_dir.iterdir()]
 
     def replace(self, name: str, data: bytes, *, writer: str) -> None:
+        """Write a small file such that readers see the old content or the new."""
         pending = self._run_dir / f"{name}.{writer}"
         with self.file(pending) as file:
             file.write(data)
@@ -106,16 +68,19 @@ class Folder:
         _fsync(self._run_dir)
 
     def begin(self, step: int, writer: str) -> Path:
+        """An empty place for the content of a checkpoint; no run reads it before it is committed."""
         pending = self.pending(step, writer)
         shutil.rmtree(pending, ignore_errors=True)
         pending.mkdir()
         return pending
 
     def pending(self, step: int, writer: str) -> Path:
+        """The place that `begin` returned."""
         return self._run_dir / paths.pending_name_of(step, writer)
 
     @contextlib.contextmanager
     def file(self, path: Location) -> Iterator[Any]:
+        """A file to write, which is stored safely at the end of the block."""
         assert isinstance(path, Path)
         with path.open("wb") as file:
             yield file
@@ -123,6 +88,7 @@ class Folder:
             os.fsync(file.fileno())
 
     def commit(self, step: int, writer: str) -> Path:
+        """Make what was written the checkpoint of `step`, instead of an earlier one; return its location."""
         pending, final = self.pending(step, writer), self._run_dir / paths.name_of(step)
         for shards in pending.glob(paths.SHARDS):
             _fsync(shards)
@@ -134,6 +100,7 @@ class Folder:
         return final
 
     def remove(self, name: str, *, writer: str) -> None:
+        """Delete a checkpoint such that a crash never leaves a part of it committed."""
         folder = self._run_dir / name
         if (step := paths.step_of(name)) is not None:
             doomed = self._run_dir / paths.doomed_name_of(step, writer)
@@ -143,7 +110,7 @@ class Folder:
 
 
 class ObjectStore:
-    """Objects below a URL. A store has no rename: the marker of a checkpoint is what commits it.
+    """The same below a URL. A store has no rename: the marker of a checkpoint is what commits it.
 
     Two saves never write objects of the same name, except markers and owner.json: each save has an id.
     """
@@ -197,6 +164,11 @@ class ObjectStore:
             name = committed
         with contextlib.suppress(OSError):  # the next save tries again
             (self._run_dir / name).remove()
+
+
+def at(run_dir: Location) -> Folder | ObjectStore:
+    """The storage that the folder of a run is in."""
+    return Folder(run_dir) if isinstance(run_dir, Path) else ObjectStore(run_dir)
 
 
 def _content_name(marker: ObjectPath) -> str | None:

@@ -173,7 +173,7 @@ class PlainForm:
         self.check_complete()
 
     def check_complete(self) -> None:
-        """RecipeError if the last pass had some losses but not all, so that its gradients are not averaged."""
+        """RecipeError if the last pass had some losses, but not all: its gradients are not averaged."""
         if 0 < self._losses < self._wanted:
             raise RecipeError(
                 f"run.backward was called for {self._losses} of {self._wanted} micro-batches of a step",
