@@ -95,7 +95,7 @@ class ProcessGroups:
         """Leave all groups; errors are ignored, as the groups are not used again."""
         self._break()
         self.control = None
-        if dist.is_available() and dist.is_initialized():
+        if dist.is_initialized():
             if self._control_pipe is not None:
                 self._retired.add(list(dist.distributed_c10d._world.pg_map))
             with contextlib.suppress(RuntimeError):

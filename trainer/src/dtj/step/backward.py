@@ -98,7 +98,7 @@ class Weights:
     def _correct_by_counts(self) -> torch.Tensor:
         """Divide the gradients by the counts of all ranks instead of the samples; the factor, ()."""
         total = sum(self._counts.values(), torch.zeros((), device=self._strategy.device))
-        if dist.is_available() and dist.is_initialized():
+        if dist.is_initialized():
             dist.all_reduce(total)
         total = total / self._strategy.layout.size("tp")  # these ranks count the same samples
         factor = torch.where(total > 0, self._samples / total, 1.0)

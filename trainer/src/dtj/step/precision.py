@@ -85,7 +85,7 @@ class Precision:
 def true_on_all_ranks(mine: torch.Tensor) -> bool:
     """True if `mine`, () bool, is true on every rank. Waits for the device."""
     worst = mine.to(torch.uint8)
-    if dist.is_available() and dist.is_initialized():
+    if dist.is_initialized():
         dist.all_reduce(worst, op=dist.ReduceOp.MIN)
     return bool(worst)
 
