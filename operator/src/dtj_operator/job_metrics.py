@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from dtj_operator import metrics
 from dtj_operator.model.json import Json
+from dtj_operator.model.memory import condition
 from dtj_operator.model.names import Key
 from dtj_operator.plan.actions import Verdict
 from dtj_operator.plan.report.conditions import UNBLOCKED
@@ -51,7 +52,7 @@ class JobTable(Collector):
         known = self._jobs.get(key)
         if known is None:
             known = self._jobs[key] = _Job(counted=_seconds(s.memory.goodput))
-        ready: Json = next((c for c in status.get("conditions") or () if c["type"] == "PodsReady"), {})
+        ready = condition(status, "PodsReady")
         blocked = ready.get("status") == "False" and ready["reason"] not in UNBLOCKED
         known.phase, known.blocked = status.get("phase", ""), ready["reason"] if blocked else ""
         known.avoids = frozenset(e.get("node", "") for e in status.get("avoidedNodes") or () if "until" in e)

@@ -21,7 +21,7 @@ from dtj_operator.model.json import Json
 from dtj_operator.model.memory import RECOVERING, REPLICA, RUNNING
 from dtj_operator.model.names import Key
 from dtj_operator.model.times import soonest
-from dtj_operator.plan.actions import CreatePod, DeleteJob, DeletePod, Verdict
+from dtj_operator.plan.actions import CreatePod, DeleteJob, Verdict
 from dtj_operator.plan.planner import plan, plan_gone
 from dtj_operator.plan.report import pace
 from dtj_operator.plan.report.decisions import decision_line
@@ -111,17 +111,18 @@ class Reconciler:
             raise TryLater("an object of the deleted job changed during the reconcile")
         if outcome.unfinished:
             return 0.0
-        return None if decision.requeue_at is None else max(0.0, decision.requeue_at - gone.now)
+        return _seconds_until(decision.requeue_at, gone.now)
 
     async def _take_step(self, key: Key, s: Snapshot, job: Json) -> _Step:
         decision = plan(s)
         outcome = await self._applier.apply(key, s.job.uid, decision.actions)
-        if DeleteJob() in decision.actions:
+        ends_job = DeleteJob() in decision.actions
+        if ends_job:
             _log.info("decided", extra={"decision": "DeleteJob", "reason": "ttlSecondsAfterFinished"})
-        if s.job.deleting or DeleteJob() in decision.actions:
+        if s.job.deleting or ends_job:
             self._poller.forget(key)
             again_at = s.now if outcome.unfinished else decision.requeue_at
-            return _Step(again_s=None if again_at is None else max(0.0, again_at - s.now))
+            return _Step(again_s=_seconds_until(again_at, s.now))
         after = s.after(self._cache.of(key), decision.refusals + outcome.refusals)
         status = new_status(after, decision.verdict)
         self._ask_agent(key, after, status)
@@ -129,8 +130,7 @@ class Reconciler:
         job_metrics.JOBS.saw(key, after, status)
         begun = complete and any(isinstance(action, CreatePod) for action in decision.actions)
         write_at, written = await self._write(key, after, decision.verdict, status, job, begun=begun)
-        again_at = soonest(decision.requeue_at, write_at)
-        again_s = None if again_at is None else max(0.0, again_at - s.now)
+        again_s = _seconds_until(soonest(decision.requeue_at, write_at), s.now)
         if outcome.refusals or outcome.blocked:
             why = outcome.refusals[0].message if outcome.refusals else "old objects of the job still exist"
             raise TryLater(why, within_s=again_s)  # the back-off must not delay a deadline
@@ -139,8 +139,8 @@ class Reconciler:
         # The status now has values that the next decision depends on, and no event will trigger a reconcile.
         if outcome.unfinished or (write_at is None and _affects_decisions(s, status)):
             return _Step(again_s=0.0)
-        doomed = {action.pod.uid for action in decision.actions if isinstance(action, DeletePod)}
-        if doomed and doomed.isdisjoint(pod.uid for pod in after.pods):  # their names are free
+        deleted = decision.deleted_pods
+        if deleted and deleted.isdisjoint(pod.uid for pod in after.pods):  # their names are free
             return _Step(again_s=0.0, job=written or job)
         return _Step(again_s=again_s)
 
@@ -213,6 +213,10 @@ class Reconciler:
             )
         else:
             self._poller.stop(key)
+
+
+def _seconds_until(at: float | None, now: float) -> float | None:
+    return None if at is None else max(0.0, at - now)
 
 
 def _regarding(key: Key, uid: str) -> Json:

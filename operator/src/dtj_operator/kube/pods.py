@@ -27,7 +27,6 @@ class _Terminated(Wire):
 
 class _State(Wire):
     waiting: _Waiting | None = None
-    running: dict[str, object] | None = None
     terminated: _Terminated | None = None
 
 

@@ -129,5 +129,10 @@ class Memory:
             highest_step=self.private.highest_step,
         )
 
-    def condition(self, kind: str) -> Json | None:
-        return next((c for c in self.raw.get("conditions") or () if c.get("type") == kind), None)
+    def condition(self, kind: str) -> Json:
+        return condition(self.raw, kind)
+
+
+def condition(status: Json, kind: str) -> Json:
+    """The condition of this type; empty if the status has none."""
+    return next((c for c in status.get("conditions") or () if c.get("type") == kind), {})

@@ -16,9 +16,7 @@ from dtj_operator.model.template import wrong_type
 MAX_REPLICAS = 10_000  # as in the schema
 MOST_PROCESSES = 1024  # in a pod, as in the schema
 MOST_RESTARTS = 1000  # recovery.maxRestarts, as in the schema: status.memory has the time of each one
-LONGEST_SHOWN = (
-    200  # characters of a wrong value in a message: the API server refuses a status that is too long
-)
+LONGEST_SHOWN = 200  # characters of a wrong value in a message: a status must not become too long
 NEVER = "Never"  # instead of a number: off
 
 _RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK", "NNODES", "NPROC_PER_NODE")
@@ -226,6 +224,10 @@ class _Fields:
         value = self.raw.get(name)
         return None if value is None else _Fields(f"{self.path}.{name}", value)
 
+    def section(self, name: str) -> "_Fields":
+        """The object in this field; without fields if it is absent, so that each has its default."""
+        return self.child(name) or _Fields(f"{self.path}.{name}", {})
+
     def fail(self, name: str, fix: str) -> SpecError:
         return SpecError(f"{self.path}.{name}", self.raw.get(name), fix)
 
@@ -283,9 +285,9 @@ def _parse_spec(name: str, spec: _Fields) -> Json:
     if port == names.AGENT_PORT:
         raise spec.fail("masterPort", f"{names.AGENT_PORT} is the agent's port; choose another port")
     template = _template(spec)
-    recovery, hang = spec.child("recovery"), spec.child("hang")
-    network, scheduling = spec.child("network"), spec.child("scheduling")
+    network, scheduling = spec.section("network"), spec.section("scheduling")
     checkpoint, success = spec.child("checkpoint"), spec.child("successPolicy")
+    topology = scheduling.child("topology")
     return {
         "replicas": replicas,
         "elastic": elastic,
@@ -297,15 +299,13 @@ def _parse_spec(name: str, spec: _Fields) -> Json:
         "ttl_s": spec.optional_integer("ttlSecondsAfterFinished", 0),
         "clean_pods": spec.choice("cleanPodPolicy", "Running", "All", "None"),
         "success": _success(success, elastic.min_replicas if elastic else replicas) if success else None,
-        "recovery": _recovery(recovery) if recovery else Recovery(),
-        "hang": _hang(hang) if hang else Hang(),
+        "recovery": _recovery(spec.section("recovery")),
+        "hang": _hang(spec.section("hang")),
         "checkpoint": _checkpoint(checkpoint, template) if checkpoint else None,
-        "gang": scheduling is None or scheduling.choice("gang", "Auto", "None") == "Auto",
-        "topology": _topology(topology)
-        if scheduling and (topology := scheduling.child("topology"))
-        else None,
-        "allow_from": tuple(dict(peer.raw) for peer in network.items("allowFrom")) if network else (),
-        "isolated": network is None or network.choice("policy", "Isolated", "None") == "Isolated",
+        "gang": scheduling.choice("gang", "Auto", "None") == "Auto",
+        "topology": _topology(topology) if topology else None,
+        "allow_from": tuple(dict(peer.raw) for peer in network.items("allowFrom")),
+        "isolated": network.choice("policy", "Isolated", "None") == "Isolated",
     }
 
 
@@ -321,10 +321,8 @@ def _topology(fields: _Fields) -> Topology:
     key = fields.raw.get("key")
     if not isinstance(key, str) or not key:
         raise fields.fail("key", "must be the name of a node label, such as topology.kubernetes.io/zone")
-    required, exclusive = (
-        fields.choice("mode", "Preferred", "Required") == "Required",
-        fields.flag("exclusive"),
-    )
+    required = fields.choice("mode", "Preferred", "Required") == "Required"
+    exclusive = fields.flag("exclusive")
     if exclusive and not required:
         raise fields.fail("exclusive", "must be false or absent unless mode is Required")
     return Topology(key=key, required=required, exclusive=exclusive)

@@ -223,6 +223,11 @@ class Decision:
     refusals: tuple[Refusal, ...] = ()
     requeue_at: float | None = None
 
+    @property
+    def deleted_pods(self) -> set[str]:
+        """Uids of the pods that the actions delete."""
+        return {action.pod.uid for action in self.actions if isinstance(action, DeletePod)}
+
 
 @dataclass(frozen=True)
 class Event:

@@ -77,7 +77,7 @@ def _fault_of(s: Snapshot, pod: PodView, isolated: Mapping[int, float]) -> Fault
     return Fault(
         reason=reason,
         replica=pod.index,
-        rank=_rank(s, pod, report),
+        rank=_only_rank(s, pod.index) if report.rank is None else report.rank,
         node=pod.node,
         exit_code=code,
         signal=name,
@@ -128,7 +128,7 @@ def _isolated(s: Snapshot, pod: PodView, since: float) -> Fault:
     return Fault(
         reason="PeerLost",
         replica=pod.index,
-        rank=pod.index if s.job.processes == 1 else None,
+        rank=_only_rank(s, pod.index),
         node=pod.node,
         message=f"replica 0 has had no heartbeat from {sender} for {silent_s:.0f} s, but {still}",
         at=since,
@@ -187,7 +187,7 @@ def _deleted(s: Snapshot, index: int) -> Fault:
     return Fault(
         reason="Evicted",
         replica=index,
-        rank=index if s.job.processes == 1 else None,
+        rank=_only_rank(s, index),
         node=s.last_nodes.get(index, ""),
         message=DELETED_BY_OTHERS,
         at=s.now,
@@ -254,10 +254,9 @@ def _node_message(s: Snapshot, pod: PodView) -> str:
     return f"the node was {'NotReady' if known else 'gone'} for {s.job.recovery.node_lost_s} s"
 
 
-def _rank(s: Snapshot, pod: PodView, report: ExitReport) -> int | None:
-    if report.rank is not None:
-        return report.rank
-    return pod.index if s.job.processes == 1 else None
+def _only_rank(s: Snapshot, index: int) -> int | None:
+    """The rank of a replica, if it has only one."""
+    return index if s.job.processes == 1 else None
 
 
 def _signal_name(code: int | None) -> str:

@@ -72,9 +72,11 @@ class PodsOnNodes:
         """A moment of the monotonic clock in seconds since the epoch, as that clock is set now."""
         return self.now - self.monotonic + moment
 
-    def lost(self, pod: PodView) -> bool:
-        at = self.lost_at(pod)
+    def _is_past(self, at: float | None) -> bool:
         return at is not None and self.now >= at
+
+    def lost(self, pod: PodView) -> bool:
+        return self._is_past(self.lost_at(pod))
 
     def lost_at(self, pod: PodView) -> float | None:
         """When its node counts, or counted, as lost; None if nothing indicates that."""
@@ -89,8 +91,7 @@ class PodsOnNodes:
         return self.wall(pod.seen.terminating) + pod.grace_s + OVERDUE_S
 
     def overdue(self, pod: PodView) -> bool:
-        at = self.overdue_at(pod)
-        return at is not None and self.now >= at
+        return self._is_past(self.overdue_at(pod))
 
     def forced_at(self, pod: PodView) -> float | None:
         """When a pod that does not terminate is force-deleted although its node is ready; None: never."""
@@ -102,13 +103,11 @@ class PodsOnNodes:
         return overdue_at + max(OVERDUE_S, limit_s - OVERDUE_S)
 
     def forced(self, pod: PodView) -> bool:
-        at = self.forced_at(pod)
-        return at is not None and self.now >= at
+        return self._is_past(self.forced_at(pod))
 
     def lease_expired_s(self, pod: PodView) -> float | None:
         """Seconds since the Lease of its node expired, if that is why the node is lost."""
-        at = self._silent_at(pod)
-        if at is None or self.now < at:
+        if not self._is_past(self._silent_at(pod)):
             return None
         lease = self.leases[pod.node]
         return self.now - lease.renewed_at - lease.duration_s

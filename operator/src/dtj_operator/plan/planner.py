@@ -60,8 +60,8 @@ def plan(s: Snapshot) -> Decision:
     if unsupported(s) and not s.job.deleting:
         return Decision()
     decision = force_delete_lost(s, _plan(s))
-    doomed = {action.pod.uid for action in decision.actions if isinstance(action, DeletePod)}
-    unseen = any(pod.mislabelled and (pod.deleting or pod.uid in doomed) for pod in s.pods)
+    deleted = decision.deleted_pods
+    unseen = any(pod.mislabelled and (pod.deleting or pod.uid in deleted) for pod in s.pods)
     if not unseen:
         return decision
     return replace(decision, requeue_at=soonest(decision.requeue_at, s.now + UNWATCHED_POLL_S))

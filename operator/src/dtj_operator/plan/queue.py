@@ -17,7 +17,7 @@ from dtj_operator.model.children import Refusal
 from dtj_operator.model.json import Json
 from dtj_operator.model.memory import FINAL, SUCCEEDED, SUSPENDED
 from dtj_operator.model.spec import Job, Queue
-from dtj_operator.model.views import ConditionView, PodSettings, WorkloadView
+from dtj_operator.model.views import AdmissionView, ConditionView, PodSettings, WorkloadView
 from dtj_operator.plan.actions import (
     Action,
     AdoptWorkload,
@@ -176,7 +176,7 @@ def actions_when_finished(s: Snapshot) -> tuple[Action, ...]:
     known = _current(s)
     if known is None or known.true("Finished"):
         return ()
-    end = s.memory.condition("Complete") or s.memory.condition("Failed") or {}
+    end = s.memory.condition("Complete") or s.memory.condition("Failed")
     reason = "Succeeded" if s.memory.phase == SUCCEEDED else "Failed"
     return (UpdateWorkload(known, (_condition(s, "Finished", True, reason, str(end.get("message", ""))),)),)
 
@@ -202,11 +202,10 @@ def needed_class(s: Snapshot) -> Json | None:
 def needed_flavors(s: Snapshot) -> tuple[str, ...]:
     """Names of the ResourceFlavors that must be read before pods are created."""
     known = _current(s)
-    if known is None or known.admission is None or not s.missing or s.memory.phase in (SUSPENDED, *FINAL):
+    if known is None or known.admission is None:
         return ()
-    if s.job.remote:  # no pods here
-        return ()
-    return known.admission.flavors
+    has_pods = not s.job.remote and s.memory.phase not in (SUSPENDED, *FINAL)
+    return known.admission.flavors if has_pods and s.missing else ()
 
 
 def pod_settings(s: Snapshot) -> PodSettings | None:
@@ -214,7 +213,7 @@ def pod_settings(s: Snapshot) -> PodSettings | None:
     known = _current(s)
     if known is None or known.admission is None or s.job.queue is None:
         return None
-    found = _own_settings(s.job, s.job.queue, known)
+    found = _own_settings(s.job, s.job.queue, known.name, known.admission)
     for more in (*(s.queue.flavors[name] for name in known.admission.flavors), *known.updates):
         found = PodSettings(
             labels=found.labels | more.labels,
@@ -231,17 +230,15 @@ def chooses_nodes(s: Snapshot) -> bool:
     return known is not None and known.admission is not None and known.admission.chooses_nodes
 
 
-def _own_settings(job: Job, queue: Queue, known: WorkloadView) -> PodSettings:
-    if known.admission is None:
-        return PodSettings()
+def _own_settings(job: Job, queue: Queue, workload: str, admission: AdmissionView) -> PodSettings:
     labels = {
-        names.POD_SET: known.admission.pod_set,
+        names.POD_SET: admission.pod_set,
         names.LOCAL_QUEUE: queue.name,
-        names.CLUSTER_QUEUE: known.admission.cluster_queue,
+        names.CLUSTER_QUEUE: admission.cluster_queue,
     }
-    annotations = {names.POD_WORKLOAD: known.name}
+    annotations = {names.POD_WORKLOAD: workload}
     asked = (job.template.get("metadata") or {}).get("annotations") or {}
-    if known.admission.chooses_nodes and not {names.REQUIRED_TOPOLOGY, names.PREFERRED_TOPOLOGY} & set(asked):
+    if admission.chooses_nodes and not {names.REQUIRED_TOPOLOGY, names.PREFERRED_TOPOLOGY} & set(asked):
         annotations[names.ANY_TOPOLOGY] = "true"
     return PodSettings(labels=labels, annotations=annotations)
 

@@ -34,7 +34,7 @@ def plan_for_copy(s: Snapshot) -> Decision:
         return Decision()
     evicted = known.condition("Evicted") if known.true("Evicted") else None
     if evicted is None:
-        ready = s.memory.condition("PodsReady") or {}
+        ready = s.memory.condition("PodsReady")
         return Decision(
             actions=queue.tell_ready(s, known, ready.get("status") == "True", str(ready.get("message", "")))
         )

@@ -14,6 +14,8 @@ from dtj_operator.plan.children.env import PodContext, of_replica, shared
 from dtj_operator.plan.children.meta import metadata
 
 SHM_PER_PROCESS = 2 * 1024**3  # bytes; a limit, not a reservation: DataLoader workers pass batches through it
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 TRAINER_GROUP = 65532  # of the trainer image; makes the checkpoint volume writable for it
 
 
@@ -64,7 +66,7 @@ def pods(
     if admitted is not None:
         _follow_admission(meta, spec, admitted)
     if awaits_node:
-        spec["schedulingGates"] = [*(spec.get("schedulingGates") or ()), {"name": names.TOPOLOGY_GATE}]
+        _append(spec, "schedulingGates", {"name": names.TOPOLOGY_GATE})
     if pod_group is not None:
         spec["schedulingGroup"] = {"podGroupName": pod_group}
     return [_of_replica(job, meta, spec, index) for index in indices]
@@ -103,7 +105,7 @@ def _mount_checkpoints(job: Job, spec: Json, trainer: Json) -> None:
     if job.checkpoint is None:
         return
     _mount(spec, trainer, names.CHECKPOINT_VOLUME, job.checkpoint.mount_path, job.checkpoint.volume)
-    security = spec["securityContext"] = spec.get("securityContext") or {}
+    security = _part(spec, "securityContext")
     if job.checkpoint.sets_group and "fsGroup" not in security:
         security["fsGroup"] = TRAINER_GROUP
         # Otherwise the kubelet walks every file of a large volume before each start.
@@ -111,30 +113,26 @@ def _mount_checkpoints(job: Job, spec: Json, trainer: Json) -> None:
 
 
 def _mount(spec: Json, container: Json, name: str, path: str, source: Json) -> None:
-    spec["volumes"] = [*(spec.get("volumes") or ()), {"name": name, **source}]
-    container["volumeMounts"] = [*(container.get("volumeMounts") or ()), {"name": name, "mountPath": path}]
+    _append(spec, "volumes", {"name": name, **source})
+    _append(container, "volumeMounts", {"name": name, "mountPath": path})
 
 
 def _avoid_nodes(spec: Json, nodes: Sequence[str]) -> None:
     """ANDed into each of the user's terms, because a node that matches any single term is accepted."""
     if not nodes:
         return
-    away, of_nodes = _away_from(nodes), _node_affinity(spec)
-    required = of_nodes.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    away = _away_from(nodes)
+    required = _part(_part(_part(spec, "affinity"), "nodeAffinity"), _REQUIRED)
     given = [t for t in required.get("nodeSelectorTerms") or () if t]  # an empty term matches no node
     terms = [{**t, "matchFields": [*(t.get("matchFields") or ()), *away]} for t in given]
-    of_nodes["requiredDuringSchedulingIgnoredDuringExecution"] = {
-        **required,
-        "nodeSelectorTerms": terms or [{"matchFields": away}],
-    }
+    required["nodeSelectorTerms"] = terms or [{"matchFields": away}]
 
 
 def _prefer_other_nodes(spec: Json, nodes: Sequence[str]) -> None:
     if not nodes:
         return
-    of_nodes, kind = _node_affinity(spec), "preferredDuringSchedulingIgnoredDuringExecution"
     ours = {"weight": 100, "preference": {"matchFields": _away_from(nodes)}}
-    of_nodes[kind] = [*(of_nodes.get(kind) or ()), ours]
+    _append(_part(_part(spec, "affinity"), "nodeAffinity"), _PREFERRED, ours)
 
 
 def _away_from(nodes: Sequence[str]) -> list[Json]:
@@ -142,24 +140,15 @@ def _away_from(nodes: Sequence[str]) -> list[Json]:
     return [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
 
 
-def _node_affinity(spec: Json) -> Json:
-    affinity = spec["affinity"] = spec.get("affinity") or {}
-    found: Json = affinity.get("nodeAffinity") or {}
-    affinity["nodeAffinity"] = found
-    return found
-
-
 def _place_in_one_domain(spec: Json, job: Job, topology: Topology) -> None:
     """Near the job's other pods; the scheduler lets the first pod choose the domain."""
-    affinity = spec["affinity"] = spec.get("affinity") or {}
-    of_pods = affinity["podAffinity"] = affinity.get("podAffinity") or {}
+    affinity = _part(spec, "affinity")
     selector = {"matchLabels": names.child_labels(job.name, job.uid)}
     term: Json = {"labelSelector": selector, "topologyKey": topology.key}
-    kind, ours = "requiredDuringSchedulingIgnoredDuringExecution", term
-    if not topology.required:
-        kind = "preferredDuringSchedulingIgnoredDuringExecution"
-        ours = {"weight": 100, "podAffinityTerm": term}
-    of_pods[kind] = [*(of_pods.get(kind) or ()), ours]
+    if topology.required:
+        _append(_part(affinity, "podAffinity"), _REQUIRED, term)
+    else:
+        _append(_part(affinity, "podAffinity"), _PREFERRED, {"weight": 100, "podAffinityTerm": term})
     if topology.exclusive:
         _keep_domain_for(affinity, job, topology)
 
@@ -175,9 +164,7 @@ def _keep_domain_for(affinity: Json, job: Job, topology: Topology) -> None:
         "namespaceSelector": {},  # all namespaces
         "topologyKey": topology.key,
     }
-    away = affinity["podAntiAffinity"] = affinity.get("podAntiAffinity") or {}
-    kind = "requiredDuringSchedulingIgnoredDuringExecution"
-    away[kind] = [*(away.get(kind) or ()), term]
+    _append(_part(affinity, "podAntiAffinity"), _REQUIRED, term)
 
 
 def _follow_admission(meta: Json, spec: Json, admitted: PodSettings) -> None:
@@ -195,7 +182,7 @@ def _harden(spec: Json) -> None:
     if not spec.get("serviceAccountName"):  # a named service account is meant to be used
         spec.setdefault("automountServiceAccountToken", False)
     spec.setdefault("enableServiceLinks", False)
-    security = spec["securityContext"] = spec.get("securityContext") or {}
+    security = _part(spec, "securityContext")
     security.setdefault("seccompProfile", {"type": "RuntimeDefault"})
     users = [
         security.get("runAsUser"),
@@ -208,14 +195,22 @@ def _harden(spec: Json) -> None:
 
 
 def _harden_container(container: Json) -> None:
-    security = container["securityContext"] = container.get("securityContext") or {}
-    capabilities = security["capabilities"] = security.get("capabilities") or {}
-    admin = "SYS_ADMIN" in (capabilities.get("add") or ()) or "CAP_SYS_ADMIN" in (
-        capabilities.get("add") or ()
-    )
-    if (
-        security.get("privileged") or admin
-    ):  # the API server rejects allowPrivilegeEscalation: false for these
-        return
+    security = _part(container, "securityContext")
+    capabilities = _part(security, "capabilities")
+    added = capabilities.get("add") or ()
+    if security.get("privileged") or "SYS_ADMIN" in added or "CAP_SYS_ADMIN" in added:
+        return  # the API server rejects allowPrivilegeEscalation: false for these
     security.setdefault("allowPrivilegeEscalation", False)
     capabilities.setdefault("drop", ["ALL"])
+
+
+def _part(of: Json, name: str) -> Json:
+    """The object in this field, which is created if it is absent or null."""
+    found: Json = of.get(name) or {}
+    of[name] = found
+    return found
+
+
+def _append(of: Json, name: str, item: Json) -> None:
+    """Append to the list in this field, which may be absent or null."""
+    of[name] = [*(of.get(name) or ()), item]

@@ -18,7 +18,7 @@ def cleanup(s: Snapshot) -> tuple[Action, ...]:
     The Service and the NetworkPolicy are always deleted.
     """
     doomed = [pod for pod in s.owned if not pod.deleting and _unwanted(s, pod)]
-    end = s.memory.condition("Failed") or s.memory.condition("Complete") or {}
+    end = s.memory.condition("Failed") or s.memory.condition("Complete")
     grace_s = None if end.get("reason") in GRACEFUL_ENDS else FAILED_GRACE_S
     children = [kind for kind, child in s.children.items() if child in EXISTING]
     return (*(DeletePod(pod, grace_s) for pod in doomed), *map(DeleteChild, children))

@@ -148,8 +148,8 @@ def backoff_until(s: Snapshot) -> float:
 
 def _skips_backoff(s: Snapshot) -> bool:
     """Whether a healthy job lost a pod to a disruption, or a rank after new steps, for the first time."""
-    healthy = s.memory.condition("Healthy")
-    was_healthy = healthy is not None and times.parse(healthy["lastTransitionTime"]) == s.memory.changed_at
+    since = s.memory.condition("Healthy").get("lastTransitionTime")
+    was_healthy = times.parse(since) == s.memory.changed_at
     disrupted = s.memory.failure.get("reason") in blame.DISRUPTIONS
     steps = s.memory.restarts.highest_step is not None
     return was_healthy and _in_a_row(s) <= 1 and (disrupted or steps)

@@ -92,7 +92,7 @@ def _long_unschedulable(s: Snapshot, pod: PodView) -> bool:
 
 def _long_refused(s: Snapshot) -> frozenset[int]:
     """Replicas whose pods a quota refused when last tried, if the job has waited for them for long enough."""
-    since, known = s.memory.changed_at, s.memory.condition("PodsReady") or {}
+    since, known = s.memory.changed_at, s.memory.condition("PodsReady")
     # A moment far in the future was recorded before the clock was set back: when it was is unknown.
     waited = since is not None and abs(s.now - since) >= SHRINK_AFTER_S
     refused = known.get("reason") == QUOTA_EXCEEDED and waited

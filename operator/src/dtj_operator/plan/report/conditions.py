@@ -92,8 +92,12 @@ def ending(s: Snapshot) -> str | None:
     left = sum(not pod.ended for pod in s.owned)
     if not left:
         return None
-    pods = "1 pod is" if left == 1 else f"{left} pods are"
-    return f"{pods} still terminating; the grace period is {s.job.grace_s} s"
+    return f"{pods_are(left)} still terminating; the grace period is {s.job.grace_s} s"
+
+
+def pods_are(number: int) -> str:
+    """The beginning of a sentence about pods."""
+    return "1 pod is" if number == 1 else f"{number} pods are"
 
 
 def shortage(s: Snapshot) -> str | None:
@@ -126,7 +130,7 @@ def rejected(s: Snapshot, message: str) -> list[Json]:
 
 def _accepted(s: Snapshot) -> Found | None:
     """Absent unless this job's spec was not supported once."""
-    if s.memory.condition("Accepted") is None:
+    if not s.memory.condition("Accepted"):
         return None
     return "Accepted", True, "Accepted", "the operator supports all values of the spec"
 
@@ -176,7 +180,7 @@ def _healthy(s: Snapshot, verdict: Verdict | None, phase: str) -> Found | None:
     if phase == SUCCEEDED:
         return "Healthy", True, "Finished", "the job has succeeded"
     known = s.memory.condition("Healthy")
-    if phase != RECOVERING or known is None:
+    if phase != RECOVERING or not known:
         return None
     return "Healthy", False, "Recovering", known["message"]
 
@@ -187,7 +191,7 @@ def _running_message(s: Snapshot) -> str:
     fault = blame.in_place_fault(s)
     if fault is not None:
         return f"{summary}; last in-place restart: {fault.sentence}"
-    known = (s.memory.condition("Healthy") or {}).get("message", "")
+    known = s.memory.condition("Healthy").get("message", "")
     return known if known.startswith(f"{summary}; ") and s.memory.phase == RUNNING else summary
 
 
@@ -198,11 +202,11 @@ def _suspended(s: Snapshot, verdict: Verdict | None, phase: str) -> Found | None
     if isinstance(verdict, Resume):
         return "Suspended", False, "Resumed", verdict.message
     known = s.memory.condition("Suspended")
-    if known is not None and isinstance(verdict, Succeed | Fail):
+    if not known:
+        return None
+    if isinstance(verdict, Succeed | Fail):
         return "Suspended", False, "Finished", "the job has finished"
-    return (
-        None if known is None else ("Suspended", known["status"] == "True", known["reason"], known["message"])
-    )
+    return "Suspended", known["status"] == "True", known["reason"], known["message"]
 
 
 def _final(s: Snapshot, verdict: Verdict | None) -> list[Found]:
@@ -216,7 +220,7 @@ def _final(s: Snapshot, verdict: Verdict | None) -> list[Found]:
 
 def _with_transition_time(s: Snapshot, kind: str, status: bool, reason: str, message: str) -> Json:
     known = s.memory.condition(kind)
-    since = known["lastTransitionTime"] if known and known["status"] == str(status) else times.rfc3339(s.now)
+    since = known["lastTransitionTime"] if known.get("status") == str(status) else times.rfc3339(s.now)
     return {
         "type": kind,
         "status": str(status),

@@ -18,6 +18,7 @@ from dtj_operator.model.memory import (
     SUCCEEDED,
     SUSPENDED,
     Restarts,
+    condition,
 )
 from dtj_operator.plan import blame, queue
 from dtj_operator.plan.actions import (
@@ -48,6 +49,7 @@ from dtj_operator.plan.report.conditions import (
     conditions,
     ending,
     obstacle,
+    pods_are,
     rejected,
     shortage,
     waits_in_queue,
@@ -126,8 +128,8 @@ def new_status(s: Snapshot, verdict: Verdict | None) -> Json:
 def _phase(s: Snapshot, verdict: Verdict | None) -> str:
     if isinstance(verdict, Resize) and verdict.new_attempt:
         return PENDING
-    if verdict is not None and type(verdict) in _PHASE_AFTER:
-        return _PHASE_AFTER[type(verdict)]
+    if after := _PHASE_AFTER.get(type(verdict)):
+        return after
     if s.memory.phase in (SUSPENDED, RUNNING):
         return s.memory.phase
     if set(s.missing) <= excluded(s) and all(s.started(pod) for pod in participating(s).values()):
@@ -157,7 +159,7 @@ def _message(s: Snapshot, verdict: Verdict | None, phase: str) -> str | None:
     if blocked is not None:
         return blocked.message[:CONDITION_MESSAGE_LIMIT]
     if s.memory.phase == phase == RECOVERING:
-        return (s.memory.condition("Healthy") or {}).get("message")
+        return s.memory.condition("Healthy").get("message")
     return shortage(s)
 
 
@@ -266,12 +268,10 @@ def events(s: Snapshot, verdict: Verdict | None, new: Json) -> tuple[Event, ...]
     problem = unsupported(s)
     if problem is not None:
         return () if s.memory.finished else (Event("Warning", UNSUPPORTED, problem, problem),)
-    found = [_in_place_event(s, new), _event(verdict, attempt, new)]
-    found.append(_delay_event(s, attempt, new))
-    blocked = obstacle(s) or waits_in_vain(s)
-    known = s.memory.condition("PodsReady") or {}
-    news = blocked is not None and known.get("reason") != blocked.reason
-    if blocked is not None and news and found[1] is None and not s.memory.finished:
+    decided = _event(verdict, attempt, new)
+    found = [_in_place_event(s, new), decided, _delay_event(s, attempt, new)]
+    blocked = None if decided or s.memory.finished else obstacle(s) or waits_in_vain(s)
+    if blocked is not None and blocked.reason != s.memory.condition("PodsReady").get("reason"):
         found.append(Event("Warning", blocked.reason, blocked.message, f"{attempt}/{blocked.reason}"))
     found += _caution_events(s, attempt, new)
     return tuple(event for event in found if event is not None)
@@ -289,8 +289,8 @@ def _in_place_event(s: Snapshot, new: Json) -> Event | None:
 
 def _caution_events(s: Snapshot, attempt: str, new: Json) -> list[Event]:
     """One Event for each caution that the condition has not shown yet."""
-    ready: Json = next((c for c in new["conditions"] if c["type"] == "PodsReady"), {})
-    before = (s.memory.condition("PodsReady") or {}).get("message", "")
+    ready = condition(new, "PodsReady")
+    before = s.memory.condition("PodsReady").get("message", "")
     return [
         Event("Warning", caution.reason, caution.message, f"{attempt}/{caution.reason}")
         for caution in cautions(s)
@@ -302,40 +302,35 @@ def _caution_events(s: Snapshot, attempt: str, new: Json) -> list[Event]:
 
 def _delay_event(s: Snapshot, attempt: str, new: Json) -> Event | None:
     """One Event per incident; the named ranks stay the same until it is over."""
-    healthy: Json = next((c for c in new["conditions"] if c["type"] == "Healthy"), {})
-    known = s.memory.condition("Healthy") or {}
+    healthy, known = condition(new, "Healthy"), s.memory.condition("Healthy")
     if healthy.get("reason") not in (HANG, STRAGGLER) or healthy.get("message") == known.get("message"):
         return None
     return Event("Warning", healthy["reason"], healthy["message"], f"{attempt}/{healthy['message']}")
 
 
 def _event(verdict: Verdict | None, attempt: str, new: Json) -> Event | None:
-    event: Event | None = None
     match verdict:
         case Succeed(reason):
-            event = Event("Normal", "Completed", f"Job succeeded: {reason}", attempt)
+            return Event("Normal", "Completed", f"Job succeeded: {reason}", attempt)
         case Fail(reason, message):
-            event = Event("Warning", reason, message, attempt)
+            return Event("Warning", reason, message, attempt)
         case Restart(fault, counts, replaces, same_incident=False):
             what = "all pods" if replaces is None else _count(len(replaces), "pod")
             which = f"attempt {attempt}" if counts else f"attempt {attempt}, not counted"
             number = f"{attempt}/{new['restarts']['total']}"
-            event = Event("Warning", "Restarting", f"Restarting {what} ({which}): {fault.sentence}", number)
+            return Event("Warning", "Restarting", f"Restarting {what} ({which}): {fault.sentence}", number)
         case Resize(size, why):
-            event = Event("Normal", "Resized", why, f"{attempt}/{size}")
+            return Event("Normal", "Resized", why, f"{attempt}/{size}")
         case AllowNodes(pods):
-            blocked = "1 pod is" if len(pods) == 1 else f"{len(pods)} pods are"
-            note = (
-                f"{blocked} unschedulable while avoiding faulty nodes; the job now only prefers other nodes"
-            )
-            event = Event("Normal", "NodesAllowed", note, attempt)
+            why = "unschedulable while avoiding faulty nodes; the job now only prefers other nodes"
+            return Event("Normal", "NodesAllowed", f"{pods_are(len(pods))} {why}", attempt)
         case Suspend(reason, message):
             needs_help = reason in (queue.UNAVAILABLE, queue.INADMISSIBLE)
             what = message if needs_help or reason == queue.QUEUED else f"Stopping all pods: {message}"
-            event = Event("Warning" if needs_help else "Normal", reason, what, attempt)
+            return Event("Warning" if needs_help else "Normal", reason, what, attempt)
         case Resume(message):
-            event = Event("Normal", "Resumed", f"Starting attempt {attempt}: {message}", attempt)
-    return event
+            return Event("Normal", "Resumed", f"Starting attempt {attempt}: {message}", attempt)
+    return None
 
 
 def _count(number: int, noun: str) -> str:

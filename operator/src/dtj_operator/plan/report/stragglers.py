@@ -15,7 +15,7 @@ def delayed_by(s: Snapshot) -> tuple[str, str] | None:
     if found is None:
         return None
     reason, who, what = found
-    known = s.memory.condition("Healthy") or {}
+    known = s.memory.condition("Healthy")
     stored = str(known.get("message", ""))
     same = known.get("reason") == reason and stored.startswith(f"{who} ")
     return reason, stored if same else f"{who} {what}"
