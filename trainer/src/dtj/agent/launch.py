@@ -19,9 +19,10 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from dtj import contract
+from dtj.agent import process_end
 from dtj.agent.coordinator.coordinator import Coordinator
 from dtj.agent.coordinator.membership import Membership
 from dtj.agent.coordinator.watch.hang import Watchdog
@@ -54,10 +55,10 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT)
 DONE_S = 600.0
 
 
-def launch(program: Program, placement: Placement, options: Options) -> int:
-    """Run the program as all ranks of this pod; return the exit code of docs/contract.md."""
+def launch(program: Program, placement: Placement, options: Options) -> NoReturn:
+    """Run the program as all ranks of this pod, and end with the exit code of docs/contract.md."""
     os.environ[contract.TORCHRUN_RESTARTS] = str(options.budget.restarts)
-    return _Agent(program, placement, options).run()
+    process_end.end(_Agent(program, placement, options).run())
 
 
 class _Agent:

@@ -3,16 +3,12 @@
 `process.py` forks and calls it; the program is a plain function without arguments.
 """
 
-import atexit
-import contextlib
 import faulthandler
 import os
 import runpy
 import signal
 import sys
-import threading
 import traceback
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dtj import contract
+from dtj.agent import process_end
 from dtj.agent.child_process import detach
 from dtj.agent.rank import heap
 from dtj.agent.wire import outcome
@@ -66,14 +63,11 @@ def become(program: Program, env: Mapping[str, str], *, threads: int, wiring: Wi
         _prepare_torch(threads)
         code = _run(program)
         heartbeat.mine.wake()  # its exit is expected now
-        _finish()
+        process_end.run_exit_functions()
     except BaseException:  # noqa: BLE001 - the child must never return into the agent
         traceback.print_exc()
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # the program may have closed it, or replaced it
-                stream.flush()
-        os._exit(code)
+        process_end.end_now(code)
 
 
 def _set_up_process(env: Mapping[str, str], wiring: Wiring) -> None:
@@ -203,21 +197,3 @@ def _report(message: str, *, code: int, reason: str, is_for_people: bool = False
         "at": datetime.now(UTC).isoformat(),
     }
     report_pipe.send({"failure": outcome.fit(fields, limit=report_pipe.MAX_BYTES - 100)}, wait_s=1.0)
-
-
-def _finish() -> None:
-    """What the interpreter does at exit: wait for threads, run exit functions (loggers, groups)."""
-    threading._shutdown()  # type: ignore[attr-defined]
-    _leave_operators()
-    atexit._run_exitfuncs()
-
-
-def _leave_operators() -> None:
-    """Let torch's libraries of operators end with the process.
-
-    They unregister thousands of kernels one by one, which costs 35 ms of CPU time and copies 35 MB that the
-    rank shares with the agent.
-    """
-    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
-        if (alive := finalizer.peek()) and alive[1].__module__ == "torch.library":
-            finalizer.atexit = False

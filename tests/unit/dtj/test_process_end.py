@@ -1,11 +1,13 @@
-"""What a rank does when its program has ended."""
+"""What agents and ranks do when they have ended."""
 
+import sys
 import weakref
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from dtj.agent.rank import main
+from dtj.agent import launch, process_end
 
 
 class Own:
@@ -18,6 +20,14 @@ def test_rank_exits_without_unregistering_operators(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(weakref.finalize, "_registry", registry)
     library, own = torch.library.Library("dtj_rank_exit", "DEF"), Own()  # type: ignore[no-untyped-call]
     weakref.finalize(own, print, "saved")
-    main._leave_operators()
+    process_end._leave_operators()
     runs_at_exit = {finalizer.atexit: alive[0] for finalizer in registry if (alive := finalizer.peek())}
     assert runs_at_exit == {False: library, True: own}
+
+
+def test_agent_ends_its_process_with_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
+    monkeypatch.setattr(launch, "_Agent", lambda *_: Mock(run=lambda: 7))
+    monkeypatch.setattr(process_end, "end", sys.exit)
+    with pytest.raises(SystemExit, match="7"):
+        launch.launch(lambda: None, Mock(), Mock())

@@ -1,0 +1,50 @@
+"""The end of a process that has torch imported, an agent or a rank.
+
+The interpreter would take apart all that was imported, object by object: 1.2 s of processor time. The kernel
+frees the memory at once.
+"""
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import traceback
+import weakref
+from typing import NoReturn
+
+
+def end(code: int) -> NoReturn:
+    """Run the exit functions, whatever they raise, and end this process."""
+    try:
+        run_exit_functions()
+    except BaseException:  # noqa: BLE001 - the exit code is decided
+        traceback.print_exc()
+    finally:
+        end_now(code)
+
+
+def end_now(code: int) -> NoReturn:
+    """End this process without its exit functions, once its output is written."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the program may have closed it, or replaced it
+            stream.flush()
+    os._exit(code)
+
+
+def run_exit_functions() -> None:
+    """What the interpreter does at exit: wait for threads, run exit functions (loggers, groups)."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    _leave_operators()
+    atexit._run_exitfuncs()
+
+
+def _leave_operators() -> None:
+    """Let torch's libraries of operators end with the process.
+
+    They unregister thousands of kernels one by one, which costs 35 ms of CPU time and copies 35 MB that the
+    rank shares with the agent.
+    """
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        if (alive := finalizer.peek()) and alive[1].__module__ == "torch.library":
+            finalizer.atexit = False
