@@ -66,6 +66,15 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[int]:
     return [int(line.split()[1].split("/")[0]) for line in capsys.readouterr().out.splitlines()]
 
 
+def test_value_is_logged_without_its_graph(capsys: pytest.CaptureFixture[str]) -> None:
+    """It would keep the activations of the step, and torch warns of a number that is made of it."""
+    d = logger(Clock())
+    d.begin(1)
+    d.note({"loss": 2 * torch.ones(1, requires_grad=True)}, now=False)
+    end(d, step=1)
+    assert "loss 2.0000" in capsys.readouterr().out
+
+
 def test_first_and_last_step_are_logged_and_about_one_a_second(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     train(logger(clock), clock=clock, steps=range(1, 101), step_s=0.1)

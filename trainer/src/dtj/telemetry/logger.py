@@ -72,7 +72,8 @@ class Logger:
                 raise RecipeError(
                     f"run.log got {name}={value!r}, expected a number", fix="log numbers or tensors"
                 )
-        self._values |= values
+        # Without its graph, which would keep activations until the next step.
+        self._values |= {n: v.detach() if isinstance(v, torch.Tensor) else v for n, v in values.items()}
         self._now = self._now or now
 
     @property
