@@ -24,7 +24,6 @@ from dtj_operator.engine.turns import Turns
 from dtj_operator.engine.worker import work
 from dtj_operator.engine.workqueue import WorkQueue
 from dtj_operator.gather import Gatherer
-from dtj_operator.health import Health
 from dtj_operator.kube import optional, paths, rights, wire
 from dtj_operator.kube.api import METADATA_LIST, Api
 from dtj_operator.kube.bucket import Bucket
@@ -163,9 +162,11 @@ class App:
 
     async def start(self) -> None:
         """Listen on the ports and start all tasks; returns at once."""
-        probes = Health(live=self._liveness_problem, ready=self._readiness_problem)
         self._servers = await health.serve(
-            probes, health_port=self._settings.health_port, metrics_port=self._settings.metrics_port
+            live=self._liveness_problem,
+            ready=self._readiness_problem,
+            health_port=self._settings.health_port,
+            metrics_port=self._settings.metrics_port,
         )
         metrics.BUILD.info({"version": VERSION, "python": platform.python_version()})
         metrics.MEMORY_LIMIT.set(metrics.memory_limit())

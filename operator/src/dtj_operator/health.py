@@ -6,32 +6,23 @@ restarted.
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-Check = Callable[[], str | None]
+Check = Callable[[], str | None]  # returns what is wrong, or None
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Health:
-    """The checks behind the probes; a check returns what is wrong, or None."""
-
-    live: Check
-    ready: Check
-
-
-async def serve(health: Health, *, health_port: int, metrics_port: int) -> list[web.AppRunner]:
+async def serve(*, live: Check, ready: Check, health_port: int, metrics_port: int) -> list[web.AppRunner]:
     """Listen on both ports; port 0 takes a free port, which is logged.
 
     If a port is in use, closes the other one and raises OSError with the flag to set.
     """
     probes = web.Application()
-    probes.router.add_get("/healthz", _probe(health.live))
-    probes.router.add_get("/readyz", _probe(health.ready))
+    probes.router.add_get("/healthz", _probe(live))
+    probes.router.add_get("/readyz", _probe(ready))
     numbers = web.Application()
     numbers.router.add_get("/metrics", _metrics)
     first = await _listen(probes, "health", health_port)

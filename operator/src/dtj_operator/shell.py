@@ -126,9 +126,8 @@ def _kopf_settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False  # Recorder sends our Events and deduplicates them; kopf does not
     settings.peering.standalone = True  # kube/lease.py does leader election
-    settings.scanning.disabled = (
-        True  # does not watch namespaces and CRDs, so the operator needs no rights to them
-    )
+    # It does not watch namespaces and CRDs, so the operator needs no rights to them.
+    settings.scanning.disabled = True
     settings.watching.chunk_size = 500
     settings.watching.server_timeout = 290
     settings.watching.client_timeout = 300
@@ -137,18 +136,11 @@ def _kopf_settings() -> kopf.OperatorSettings:
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5
     settings.networking.enforce_retry_after = True
-    settings.networking.error_backoffs = (
-        1,
-        1,
-        2,
-        3,
-        *[5] * 600,
-    )  # reconnect soon after the API server is back
+    settings.networking.error_backoffs = (1, 1, 2, 3, *[5] * 600)  # soon after the API server is back
     settings.queueing.idle_timeout = 0.2  # how long kopf keeps the task of each job without events
     settings.persistence.diffbase_storage = _NoDiffBase()
-    settings.process.ultimate_exiting_timeout = (
-        10  # less than terminationGracePeriodSeconds of the operator's pod
-    )
+    # Less than terminationGracePeriodSeconds of the operator's pod.
+    settings.process.ultimate_exiting_timeout = 10
     return settings
 
 

@@ -1,13 +1,13 @@
 """The answers of the probes, and the error for a port that is in use."""
 
 import socket
+from functools import partial
 
 import aiohttp
 import pytest
 from aiohttp import web
 
 from dtj_operator import health, metrics
-from dtj_operator.health import Health
 
 
 def v4(server: web.AppRunner) -> list[tuple[str, int]]:
@@ -22,21 +22,22 @@ async def ask(port: int, path: str) -> tuple[int, str]:
 
 async def test_error_names_the_port_in_use_and_the_other_port_is_closed() -> None:
     """Otherwise every retry in the same process would find its own port in use."""
-    probes = Health(live=lambda: None, ready=lambda: None)
+    serve = partial(health.serve, live=lambda: None, ready=lambda: None)
     with socket.create_server(("127.0.0.1", 0)) as theirs, socket.create_server(("127.0.0.1", 0)) as free:
         ours, taken = free.getsockname()[1], theirs.getsockname()[1]
         free.close()
         with pytest.raises(OSError, match=rf"cannot listen on port {taken} \(metrics\).* --metrics-port"):
-            await health.serve(probes, health_port=ours, metrics_port=taken)
-    for server in await health.serve(probes, health_port=ours, metrics_port=0):
+            await serve(health_port=ours, metrics_port=taken)
+    for server in await serve(health_port=ours, metrics_port=0):
         await server.cleanup()
 
 
 @pytest.mark.parametrize(("path", "other"), [("/healthz", "/readyz"), ("/readyz", "/healthz")])
 async def test_a_probe_says_what_is_wrong(path: str, other: str) -> None:
     wrong: dict[str, str | None] = {"/healthz": None, "/readyz": None}
-    probes = Health(live=lambda: wrong["/healthz"], ready=lambda: wrong["/readyz"])
-    servers = await health.serve(probes, health_port=0, metrics_port=0)
+    servers = await health.serve(
+        live=lambda: wrong["/healthz"], ready=lambda: wrong["/readyz"], health_port=0, metrics_port=0
+    )
     port, numbers = (next(port for _, port in v4(server)) for server in servers)
     try:
         assert await ask(port, path) == (200, "ok\n")

@@ -47,10 +47,6 @@ class WorkQueue(Generic[K]):
     def __len__(self) -> int:
         return len(self._waiting)
 
-    @property
-    def busy(self) -> int:
-        return len(self._busy)
-
     def stalled_s(self) -> float:
         """Seconds for which keys have been waiting and none was taken."""
         first = next(iter(self._waiting.values()), None)

@@ -106,7 +106,7 @@ class Api:
             async for line in stream.lines(response.content):
                 yield line
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            raise Unavailable(f"WATCH {path}", 0, type(error).__name__, str(error)) from error
+            raise _unavailable(f"WATCH {path}", error) from error
 
     async def _with_retries(self, method: str, path: str, body: Json | None = None, **options: Any) -> bytes:
         for tried in range(1, CALL_TRIES + 1):
@@ -137,7 +137,7 @@ class Api:
         try:
             return await response.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise Unavailable(f"{method} {path}", 0, type(error).__name__, str(error)) from error
+            raise _unavailable(f"{method} {path}", error) from error
 
     async def _send(
         self,
@@ -174,16 +174,16 @@ class Api:
                 raise _error(call, response, await response.read())
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             metrics.API_REQUESTS.labels(method, "none").inc()
-            raise Unavailable(call, 0, type(error).__name__, str(error)) from error
+            raise _unavailable(call, error) from error
         return response
 
 
-_decode = msgspec.json.Decoder(Json).decode
+decode = msgspec.json.Decoder(Json).decode  # one JSON object
 
 
-def decode(raw: bytes) -> Json:
-    """Decode one JSON object."""
-    return _decode(raw)
+def _unavailable(call: str, error: Exception) -> Unavailable:
+    """There was no answer, or only a part of it."""
+    return Unavailable(call, 0, type(error).__name__, str(error))
 
 
 def _error(call: str, response: aiohttp.ClientResponse, raw: bytes) -> ApiError:

@@ -92,7 +92,7 @@ class Cache(Generic[V]):
         self._update_indexes(known, view)
         compared = _compared_fields(type(view))
         if not quiet and (known is None or compared(view) != compared(known)):
-            self._notify(known, view)
+            self._notify(view, known)
 
     def remove_from_watch(self, view: V) -> None:
         """Remove an object that the watch reports as deleted: it is gone, or it only lost its label."""
@@ -124,7 +124,7 @@ class Cache(Generic[V]):
             del self._views[view.key]
         self._update_indexes(known, None)
         if not quiet:
-            self._notify(known, None)
+            self._notify(known, known, gone=True)
 
     def remove_name(self, key: Key, name: str) -> None:
         """Remove the object of this name, if the cache has one: the API server has none."""
@@ -173,11 +173,13 @@ class Cache(Generic[V]):
     def _update_indexes(self, old: V | None, new: V | None) -> None:
         """Called for every change."""
 
-    def _notify(self, old: V | None, new: V | None) -> None:
-        """Called for changes that a decision may depend on."""
-        view = new or old
-        if view is not None:
-            self._on_change(view.key)
+    def _notify(self, view: V, before: V | None, *, gone: bool = False) -> None:
+        """Called for changes that a decision may depend on.
+
+        before   the last state that the cache knew
+        gone     the object is gone, and `view` is its last state
+        """
+        self._on_change(view.key)
 
 
 class PodCache(Cache[PodView]):
@@ -233,11 +235,8 @@ class PodCache(Cache[PodView]):
         if new is not None and new.node:
             self._on_node.setdefault(new.node, Counter())[new.key] += 1
 
-    def _notify(self, old: PodView | None, new: PodView | None) -> None:
-        view = new or old
-        if view is not None:
-            can_wait = new is not None and not (new.ended or new.deleting)
-            self._on_pod(view.key, can_wait)
+    def _notify(self, view: PodView, before: PodView | None, *, gone: bool = False) -> None:
+        self._on_pod(view.key, not (gone or view.ended or view.deleting))
 
 
 def later(version: str, than: str) -> bool:

@@ -49,7 +49,7 @@ class Withheld(ApiError):  # noqa: N818
 
 
 def kind_of(status: int, *, names_object: bool) -> type[ApiError]:
-    """Return the class for an HTTP status of 400 or more, or for 0 (no answer).
+    """Return the class for an HTTP status of 400 or more.
 
     names_object   whether the answer names the object of the request
     """
@@ -57,6 +57,6 @@ def kind_of(status: int, *, names_object: bool) -> type[ApiError]:
         return NotFound if names_object else ApiError
     if status in (400, 403, 422):
         return Refused
-    if status in (0, 429) or status >= 500:
+    if status == 429 or status >= 500:
         return Unavailable
     return {409: Conflict, 410: Expired}.get(status, ApiError)

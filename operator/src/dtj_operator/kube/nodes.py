@@ -112,8 +112,6 @@ class NodeCache(Cache[NodeView]):
         for name in (*self.gone_since, *(name for name, view in self.snapshot().items() if not view.ready)):
             self._on_turn(name)
 
-    def _notify(self, old: NodeView | None, new: NodeView | None) -> None:
-        if old is not None and (new is None or new.ready != old.ready):
-            self._on_turn(old.name)
-        elif new is not None and not new.ready:
-            self._on_turn(new.name)
+    def _notify(self, view: NodeView, before: NodeView | None, *, gone: bool = False) -> None:
+        if gone or not view.ready or (before is not None and not before.ready):
+            self._on_turn(view.name)
