@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from dtj_operator.model import times
 from dtj_operator.model.agent_status import SilentReplica
 from dtj_operator.model.views import ConditionView, NodeLease, NodeView
 from dtj_operator.plan.planner import plan
@@ -79,6 +80,9 @@ def _nodes(count: int) -> dict[str, NodeView]:
 
 
 def _up(index: int) -> PodBuilder:
-    conditions = tuple(ConditionView(type=kind, status="True", since=NOW - 50) for kind in _CONDITIONS)
+    conditions = tuple(
+        ConditionView(type=kind, status="True", last_transition_time=times.rfc3339(NOW - 50))
+        for kind in _CONDITIONS
+    )
     up = pod(index).running().on(f"node-{index // PODS_PER_NODE}").reachable(ADDRESS if index == 0 else "")
     return PodBuilder(msgspec.structs.replace(up.pod, conditions=conditions))

@@ -84,7 +84,11 @@ class PodBuilder:
 
     def unschedulable(self, message: str = "no capacity", *, since: float = NOW) -> Self:
         condition = ConditionView(
-            type="PodScheduled", status="False", reason="Unschedulable", message=message, since=since
+            type="PodScheduled",
+            status="False",
+            reason="Unschedulable",
+            message=message,
+            last_transition_time=times.rfc3339(since),
         )
         return self._with(conditions=(condition,)).seen(unschedulable=since)
 
@@ -119,13 +123,19 @@ class PodBuilder:
 
     def placed(self, since: float) -> Self:
         """Bound to its node at this time."""
-        condition = ConditionView(type="PodScheduled", status="True", since=since)
+        condition = ConditionView(
+            type="PodScheduled", status="True", last_transition_time=times.rfc3339(since)
+        )
         return self._with(conditions=(*self.pod.conditions, condition)).seen(bound=since)
 
     def unprepared(self, *, placed: float) -> Self:
         """Bound to its node at this time; its volumes or its network are not ready."""
-        scheduled = ConditionView(type="PodScheduled", status="True", since=placed)
-        waiting = ConditionView(type="PodReadyToStartContainers", status="False", since=placed)
+        scheduled = ConditionView(
+            type="PodScheduled", status="True", last_transition_time=times.rfc3339(placed)
+        )
+        waiting = ConditionView(
+            type="PodReadyToStartContainers", status="False", last_transition_time=times.rfc3339(placed)
+        )
         return self._with(conditions=(scheduled, waiting)).seen(bound=placed)
 
     def with_uid(self, uid: str) -> Self:

@@ -12,12 +12,12 @@ import msgspec
 
 from dtj_operator.kube import paths
 from dtj_operator.kube.cache import TOMBSTONES, Cache
-from dtj_operator.kube.wire import Condition, Meta, Wire, seconds, source
-from dtj_operator.model.views import NodeView
+from dtj_operator.kube.wire import Meta, Wire, source
+from dtj_operator.model.views import ConditionView, NodeView
 
 
 class _Status(Wire):
-    conditions: list[Condition] = []
+    conditions: tuple[ConditionView, ...] = ()
 
 
 class _Spec(Wire):
@@ -39,7 +39,7 @@ def _view(node: _Node) -> NodeView:
         uid=meta.uid,
         version=meta.resource_version,
         ready=ready,
-        turned_at=seconds(condition.last_transition_time) if condition else None,
+        turned_at=condition.since if condition else None,
         unschedulable=node.spec.unschedulable,
         labels=meta.labels,
     )

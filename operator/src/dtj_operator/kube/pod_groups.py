@@ -14,9 +14,9 @@ from dtj_operator.kube import paths
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.cache import Cache
 from dtj_operator.kube.discovery import first_served
-from dtj_operator.kube.wire import Condition, Meta, Source, Wire, source
+from dtj_operator.kube.wire import Meta, Source, Wire, source
 from dtj_operator.model import names
-from dtj_operator.model.views import PodGroupView
+from dtj_operator.model.views import ConditionView, PodGroupView
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class _Spec(Wire):
 
 
 class _Status(Wire):
-    conditions: list[Condition] = []
+    conditions: tuple[ConditionView, ...] = ()
 
 
 class _PodGroup(Wire):

@@ -5,10 +5,10 @@ from datetime import datetime
 import msgspec
 
 from dtj_operator.kube import paths
-from dtj_operator.kube.wire import Condition, Meta, Wire, seconds, source
+from dtj_operator.kube.wire import Meta, Wire, seconds, source
 from dtj_operator.model import exit_report, names
 from dtj_operator.model.printable import printable
-from dtj_operator.model.views import ContainerView, PodView, Seen
+from dtj_operator.model.views import ConditionView, ContainerView, PodView, Seen
 
 TERMINATION_MESSAGE_LIMIT = 4096  # the kubelet keeps no more than this
 
@@ -39,7 +39,7 @@ class _Status(Wire):
     phase: str = "Pending"
     reason: str = ""
     message: str = ""
-    conditions: list[Condition] = []
+    conditions: tuple[ConditionView, ...] = ()
     container_statuses: list[_ContainerStatus] = []
     init_container_statuses: list[_ContainerStatus] = []
     pod_i_p: str = msgspec.field(default="", name="podIP")
@@ -85,7 +85,7 @@ def _view(pod: _Pod) -> PodView:
         grace_s=meta.deletion_grace_period_seconds or 0,
         grace_ends_at=seconds(meta.deletion_timestamp),
         removed=meta.deletion_timestamp is not None and meta.deletion_grace_period_seconds == 0,
-        conditions=tuple(condition.view for condition in status.conditions),
+        conditions=status.conditions,
         containers=tuple(containers),
     )
 

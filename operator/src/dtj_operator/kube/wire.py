@@ -12,7 +12,6 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 
 from dtj_operator.model import names
-from dtj_operator.model.views import ConditionView
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -71,24 +70,6 @@ class Meta(Wire):
             "owner_uid": self.job.uid,
             "deleting": self.deletion_timestamp is not None,
         }
-
-
-class Condition(Wire):
-    type: str = ""
-    status: str = ""
-    reason: str = ""
-    message: str = ""
-    last_transition_time: datetime | None = None
-
-    @property
-    def view(self) -> ConditionView:
-        return ConditionView(
-            type=self.type,
-            status=self.status,
-            reason=self.reason,
-            message=self.message,
-            since=seconds(self.last_transition_time),
-        )
 
 
 class ListMeta(Wire):

@@ -8,10 +8,10 @@ from dtj_operator.kube import paths
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.cache import Cache
 from dtj_operator.kube.discovery import first_served
-from dtj_operator.kube.wire import Condition, Meta, Wire, source
+from dtj_operator.kube.wire import Meta, Wire, source
 from dtj_operator.model import names
 from dtj_operator.model.json import Json
-from dtj_operator.model.views import AdmissionView, PodSettings, WorkloadView
+from dtj_operator.model.views import AdmissionView, ConditionView, PodSettings, WorkloadView
 
 NOT_SERVED = (
     f"the job has the label {names.QUEUE_NAME}, but the cluster has no Workloads of {names.KUEUE_API}: "
@@ -45,7 +45,7 @@ class _Spec(Wire):
 
 
 class _Status(Wire):
-    conditions: list[Condition] = []
+    conditions: tuple[ConditionView, ...] = ()
     admission: _Admission | None = None
     admission_checks: list[_Check] = []
 
@@ -63,7 +63,7 @@ def _view(workload: _Workload) -> WorkloadView:
     return WorkloadView(
         **meta.identity() | {"owner_uid": controller},
         active=workload.spec.active,
-        conditions=tuple(condition.view for condition in status.conditions),
+        conditions=status.conditions,
         admission=None if status.admission is None else _admission(status.admission),
         updates=tuple(update for check in ready for update in check.pod_set_updates),
     )

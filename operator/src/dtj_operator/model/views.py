@@ -5,6 +5,7 @@ A full pod takes about 30 kB as dicts, a view less than 1 kB. `kube/` decodes vi
 
 import msgspec
 
+from dtj_operator.model import times
 from dtj_operator.model.exit_report import NO_REPORT, ExitReport
 from dtj_operator.model.names import Key
 
@@ -39,12 +40,17 @@ class ContainerView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     report: ExitReport = NO_REPORT  # what its termination message reports, if it is the trainer's
 
 
-class ConditionView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    type: str
-    status: str
+class ConditionView(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel"):
+    type: str = ""
+    status: str = ""
     reason: str = ""
     message: str = ""
-    since: float | None = None  # seconds since the epoch at which the status last changed
+    last_transition_time: str | None = None
+
+    @property
+    def since(self) -> float | None:
+        """When the status last changed, in seconds since the epoch."""
+        return times.parse(self.last_transition_time)
 
 
 class ConditionedView(ObjectView, frozen=True, gc=False, kw_only=True):

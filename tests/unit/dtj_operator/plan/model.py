@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from dtj_operator.kube.pods import seen
-from dtj_operator.model import names
+from dtj_operator.model import names, times
 from dtj_operator.model.agent_status import Progress
 from dtj_operator.model.children import Child
 from dtj_operator.model.memory import REPLICA, RUNNING
@@ -127,7 +127,9 @@ class World:
 
     def run(self, name: str) -> None:
         ready = ConditionView(type="Ready", status="True")
-        bound = ConditionView(type="PodScheduled", status="True", since=self.now)
+        bound = ConditionView(
+            type="PodScheduled", status="True", last_transition_time=times.rfc3339(self.now)
+        )
         ready_nodes = [node for node in self.nodes if self.nodes[node].ready]
         self.change(
             name,
@@ -149,7 +151,11 @@ class World:
 
     def make_unschedulable(self, name: str) -> None:
         condition = ConditionView(
-            type="PodScheduled", status="False", reason="Unschedulable", message="no capacity", since=self.now
+            type="PodScheduled",
+            status="False",
+            reason="Unschedulable",
+            message="no capacity",
+            last_transition_time=times.rfc3339(self.now),
         )
         self.change(name, conditions=(condition,))
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dtj_operator.model import spec
+from dtj_operator.model import spec, times
 from dtj_operator.model.views import ConditionView, WorkloadView
 from dtj_operator.plan.actions import (
     Create,
@@ -32,7 +32,12 @@ GRACE_S = 30.0
 
 def evicted(since: float | None) -> WorkloadView:
     """Its Workload with the quota that Kueue wants back."""
-    conditions = ConditionView(type="Evicted", status="True", reason="Preempted", since=since)
+    conditions = ConditionView(
+        type="Evicted",
+        status="True",
+        reason="Preempted",
+        last_transition_time=None if since is None else times.rfc3339(since),
+    )
     return msgspec.structs.replace(RESERVED, conditions=(*RESERVED.conditions, conditions))
 
 
