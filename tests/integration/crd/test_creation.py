@@ -73,6 +73,11 @@ TABLE: list[tuple[str, Json, str]] = [
         ACCEPTED,
     ),
     (
+        "the largest elastic job",
+        {"replicas": 10000, "elastic": {"minReplicas": 10000, "maxReplicas": 10000}},
+        ACCEPTED,
+    ),
+    (
         "elastic without maxReplicas",
         {"elastic": {"minReplicas": 1}},
         "spec.elastic.maxReplicas: Required value",
@@ -178,6 +183,7 @@ TABLE: list[tuple[str, Json, str]] = [
     ),
     ("an unknown kind of gang", {"scheduling": {"gang": "Always"}}, 'supported values: "Auto", "None"'),
     ("a hang timeout of 0 seconds", {"hang": {"timeoutSeconds": 0}}, "greater than or equal to 1"),
+    ("a rank that may work for 0 seconds", {"hang": {"workingSeconds": 0}}, "greater than or equal to 1"),
     ("an unknown hang action", {"hang": {"action": "Ignore"}}, 'supported values: "Restart", "Report"'),
     ("a scope", recovery(scope="Replica"), ACCEPTED),
     ("a scope that does not exist", recovery(scope="Pod"), '"Auto", "Replica", "Job"'),
