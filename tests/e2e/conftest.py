@@ -158,8 +158,8 @@ def config_map(name: str, data: dict[str, str]) -> Json:
 def shell_job(name: str, script: str, **spec: Any) -> Json:
     """Return a job of two replicas that runs a line of shell, without an agent.
 
-    For tests of what the operator does with pods, whatever these do: a pod that imports torch takes 3.6 s of
-    processor time, and two dozen of them a tenth of the suite.
+    For tests of what the operator does with pods, whatever these do: a pod that imports torch takes 2.2 s of
+    processor time.
     """
     job = workload_job(name, **spec)
     (container,) = job["spec"]["template"]["spec"]["containers"]
