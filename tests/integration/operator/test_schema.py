@@ -60,7 +60,8 @@ NONSENSE: dict[str, tuple[Any, str]] = {
 }
 # Those that break no rule of the strict schema which the API server evaluates when only the status changes.
 STATUS_ACCEPTED = {
-    "replicas-are-many", "codes-are-a-number", "resources-are-text", "mounts-are-text", "suspend-is-text",
+    "nothing", "replicas-are-many", "codes-are-a-number", "resources-are-text", "mounts-are-text",
+    "suspend-is-text",
 }  # fmt: skip
 
 
