@@ -158,3 +158,16 @@ def test_error_of_native_code_that_the_program_called_is_a_lost_peer() -> None:
         native.result()
     loop.close()
     assert is_peer_loss(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [([end(2, 139, after_s=0.2)], True), ([end(2, 139, after_s=-0.2)], False), ([], True)],
+)
+def test_earlier_failure_of_another_pod_is_repeated_beside_an_own_one(
+    own: list[Ending], expected: bool
+) -> None:
+    """The operator may see this pod's end first, and would blame its rank."""
+    culprit = end(1, 5)
+    assert outcome.came_first(culprit, own, ranks=range(2, 4)) is expected
+    assert not outcome.came_first(culprit, own, ranks=range(2))

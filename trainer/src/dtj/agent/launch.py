@@ -282,13 +282,13 @@ class _Agent:
             _log(f"all ranks are done, and replica 0 has been gone for {DONE_S:.0f} s: not waiting for it")
         own = outcome.first_cause(endings)
         culprit, elsewhere = self._orders.culprit, None
+        if outcome.came_first(culprit, endings, ranks=self._placement.ranks):
+            elsewhere = outcome.failure_fields(
+                culprit, generation=self._status.generation, processes=self._placement.nproc
+            )
         if culprit and (own is None or own.cause == "PeerLost"):  # usually a rank of another replica
             is_ours = culprit.rank in self._placement.ranks
             endings = [culprit if is_ours else outcome.echo(culprit, now=datetime.now(UTC))]
-            if not is_ours and culprit.code != contract.EXIT_PEER_LOST:
-                elsewhere = outcome.failure_fields(
-                    culprit, generation=self._status.generation, processes=self._placement.nproc
-                )
         elif self._stop_requests and not self._orders.is_over and outcome.is_idle(endings):
             # The ranks were not started yet, not needed at present, or killed by a second Ctrl-C.
             now = datetime.now(UTC)

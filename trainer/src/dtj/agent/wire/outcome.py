@@ -9,7 +9,7 @@ import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeGuard
 
 from dtj import contract
 from dtj.agent.wire.checked import checked
@@ -90,6 +90,17 @@ def first_cause(endings: Iterable[Ending]) -> Ending | None:
     """The culprit: the earliest failure with a cause of its own, else the earliest lost peer."""
     failed = [e for e in endings if e.failed]
     return min(failed, key=lambda e: (e.cause == "PeerLost", e.at, e.rank), default=None)
+
+
+def came_first(culprit: Ending | None, endings: Iterable[Ending], *, ranks: range) -> TypeGuard[Ending]:
+    """Whether the job's culprit is of another pod and failed before the ranks of this one.
+
+    Then this pod's message repeats it, also if these ranks failed by themselves: the operator may see this
+    pod's end first.
+    """
+    if culprit is None or culprit.rank in ranks or culprit.code == contract.EXIT_PEER_LOST:
+        return False
+    return first_cause([*endings, culprit]) is culprit
 
 
 def exit_code(endings: Iterable[Ending]) -> int:
