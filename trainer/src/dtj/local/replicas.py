@@ -17,7 +17,7 @@ from types import FrameType
 from typing import NoReturn
 
 from dtj import contract
-from dtj.agent import alone
+from dtj.agent import alone, process_end
 from dtj.agent.child_process import detach, signals_blocked
 from dtj.agent.placement import threads
 from dtj.agent.rank.preload import preload
@@ -164,8 +164,7 @@ def _be(job: LocalJob, place: Place, main: Main, *, runner: int) -> NoReturn:
     except OSError as error:
         _log(f"cannot run {job.command[0]}: {error.strerror}")
     finally:
-        sys.stdout.flush()
-        os._exit(code)
+        process_end.end_now(code)
 
 
 def _free_ports(count: int) -> Sequence[int]:
