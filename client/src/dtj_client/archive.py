@@ -33,11 +33,13 @@ class Archive:
 
     files    paths inside the folder
     secrets  paths that look like secrets and were left out
+    links    paths of symbolic links, which were left out too
     """
 
     data: bytes
     files: tuple[str, ...]
     secrets: tuple[str, ...]
+    links: tuple[str, ...]
 
     @property
     def base64(self) -> str:
@@ -72,7 +74,7 @@ def pack(
     has_claim: bool = False,
     progress: Progress = ignore,
 ) -> Archive:
-    """Pack what .gitignore and .dtjignore leave of a folder. Raises ClientError if it is too large.
+    """Pack what .gitignore and .dtjignore leave of a folder. Raises ClientError if that is not possible.
 
     extra      further files: text by path; they replace files of the folder
     has_claim  the archive may be larger than a ConfigMap, because it can lie in a claim
@@ -85,7 +87,9 @@ def pack(
     found = [path for path in given if path not in extra]
     secret = _spec(SECRETS)
     hidden = tuple(path for path in found if secret.match_file(path))
-    files = tuple(path for path in found if path not in hidden)
+    shown = [path for path in found if path not in hidden]
+    links = tuple(path for path in shown if (folder / path).is_symlink())
+    files = tuple(path for path in shown if path not in links)
     try:
         data = _packed(folder, files, extra, CLAIM_LIMIT if has_claim else LIMIT, progress)
     except _TooLargeError:
@@ -98,7 +102,13 @@ def pack(
             f"{'' if has_claim else ', name a claim that all pods can mount with --code-claim'}, or build "
             "an image with the code, and name it with --image and --no-code",
         ) from None
-    return Archive(data=data, files=(*files, *extra), secrets=hidden)
+    except OSError as error:
+        what = error.filename or f"a file in {folder.resolve()}"
+        raise ClientError(
+            f"cannot read {what}: {error.strerror or error}",
+            "list it in .dtjignore, if the program does not need it",
+        ) from error
+    return Archive(data=data, files=(*files, *extra), secrets=hidden, links=links)
 
 
 def _size(has_claim: bool) -> str:
@@ -124,11 +134,6 @@ def _packed(
     return buffer.getvalue()
 
 
-def _files(folder: Path) -> Iterator[str]:
-    ignored = _spec((*NEVER, *_patterns(folder)))
-    return (path for path in _walk(folder, ignored) if not ignored.match_file(path))
-
-
 def _spec(lines: Iterable[str]) -> "GitIgnoreSpec":
     from pathspec import GitIgnoreSpec  # noqa: PLC0415 - 30 ms that kubectl dtj --help need not take
 
@@ -138,17 +143,29 @@ def _spec(lines: Iterable[str]) -> "GitIgnoreSpec":
 def _patterns(folder: Path) -> Iterator[str]:
     for name in IGNORE_FILES:
         if (folder / name).is_file():
-            yield from (folder / name).read_text().splitlines()
+            yield from (folder / name).read_text(errors="replace").splitlines()
 
 
-def _walk(folder: Path, ignored: "GitIgnoreSpec") -> Iterator[str]:
-    """Yield the files, without looking into ignored folders or following links."""
+def _files(folder: Path) -> Iterator[str]:
+    """Yield files and links, without looking into ignored folders or following links.
+
+    As for git, an ignore file is about the folder that it is in, and all below.
+    """
+    rules = {folder: _spec((*NEVER, *_patterns(folder)))}
+
+    def ignored(path: Path, end: str = "") -> bool:
+        above = (each for each in path.parents if each in rules)
+        return any(rules[each].match_file(f"{path.relative_to(each).as_posix()}{end}") for each in above)
+
     for root, folders, files in os.walk(folder):
-        inside = Path(root).relative_to(folder)
-        folders[:] = sorted(name for name in folders if not ignored.match_file(f"{inside / name}/"))
-        for name in sorted(files):
-            if (Path(root) / name).is_file() and not (Path(root) / name).is_symlink():
-                yield str(inside / name)
+        here = Path(root)
+        if here != folder and (lines := [*_patterns(here)]):
+            rules[here] = _spec(lines)
+        links = [name for name in folders if (here / name).is_symlink()]
+        folders[:] = sorted(name for name in folders if not ignored(here / name, "/"))
+        for path in (here / name for name in sorted((*files, *links))):
+            if (path.is_symlink() or path.is_file()) and not ignored(path):
+                yield path.relative_to(folder).as_posix()
 
 
 def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -206,9 +206,12 @@ def _from_folder(  # noqa: PLR0913 - the options of a command line
 
 def _say_what_goes_along(sent: Delivery) -> None:
     click.echo(str(sent), err=True)
-    if sent.archive.secrets:
-        left_out = ", ".join(sent.archive.secrets)
-        click.echo(f"not sent, because they look like secrets: {left_out}", err=True)
+    for why, paths in (
+        ("they look like secrets", sent.archive.secrets),
+        ("they are links", sent.archive.links),
+    ):
+        if paths:
+            click.echo(f"not sent, because {why}: {', '.join(paths)}", err=True)
 
 
 def _text(objects: list[Json], output: str) -> str:

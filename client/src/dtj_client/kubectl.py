@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from dtj_client.errors import ClientError, ForbiddenError, UnreachableError
@@ -19,6 +20,7 @@ GROUP, VERSION = "dtj.dev", "v1alpha1"
 KIND = f"distributedtrainingjobs.{GROUP}"
 JOB_LABEL = "dtj.dev/job-name"
 TRAINER = "trainer"
+_OF_THIS_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _BLOCK = 1 << 18  # bytes that are sent between two signs of progress
 
 _NOT_FOUND = re.compile(re.escape(KIND) + r' "(?P<name>[^"]*)" not found')
@@ -178,10 +180,16 @@ class Kubectl:
         return subprocess.run(words, capture_output=True, check=False).returncode == 0
 
     def namespace(self) -> str:
-        """The chosen namespace."""
-        chosen = self.run("config", "view", "--minify", "-o", "jsonpath={..namespace}")
+        """The chosen namespace; in a pod without a kubeconfig that of the pod, as for kubectl."""
         given = [each.partition("=")[2] for each in self.options if each.startswith("--namespace=")]
-        return (given or [chosen or "default"])[-1]
+        if given:
+            return given[-1]
+        try:
+            return self.run("config", "view", "--minify", "-o", "jsonpath={..namespace}") or "default"
+        except ClientError:
+            if not _OF_THIS_POD.is_file():
+                raise
+            return _OF_THIS_POD.read_text()
 
     def context(self) -> str:
         """The chosen context; empty if there is none, as within a cluster."""

@@ -62,7 +62,44 @@ def test_links_are_not_followed_out_of_the_folder(tmp_path: Path) -> None:
     write(inside, train_py="print(1)")
     (inside / "link").symlink_to(outside / "passwords")
     (inside / "folder").symlink_to(outside)
-    assert pack(inside).files == ("train.py",)
+    (inside / ".env").symlink_to(outside / "passwords")
+    packed = pack(inside)
+    assert packed.files == ("train.py",)
+    assert packed.links == ("folder", "link"), "they are named"
+    assert packed.secrets == (".env",)
+
+
+def test_ignore_file_of_a_subfolder_is_about_what_is_below_it(tmp_path: Path) -> None:
+    write(
+        tmp_path, train_py="1", keys="1", conf__keys="1", conf__deep__keys="1", conf__base="1", runs__log="1"
+    )
+    (tmp_path / "conf" / ".gitignore").write_bytes(b"# gr\xfc\xdfe\nkeys\n.gitignore\n")
+    (tmp_path / "runs" / ".gitignore").write_text("*\n")
+
+    assert set(pack(tmp_path).files) == {"train.py", "keys", "conf/base"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["with space.txt", "ünï", "a'b\"c", "-x", "new\nline", b"\xff.bin".decode(errors="surrogateescape")],
+)
+def test_file_of_any_name_goes_along(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(bytes(range(256)))
+    with tarfile.open(fileobj=io.BytesIO(pack(tmp_path).data)) as tar:
+        (member,) = tar.getmembers()
+        assert member.name == name
+        assert tar.extractfile(member).read() == bytes(range(256))  # type: ignore[union-attr]
+
+
+def test_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, train_py="print(1)")
+
+    def refuse(_self: tarfile.TarFile, name: Path, **_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(name))
+
+    monkeypatch.setattr(tarfile.TarFile, "add", refuse)
+    with pytest.raises(ClientError, match=r"(?s)cannot read .*train\.py: Permission denied.*\.dtjignore"):
+        pack(tmp_path)
 
 
 def test_folder_that_is_too_large_is_refused_with_the_largest_files(

@@ -1,7 +1,10 @@
 """Choice of replicas, and what is said if kubectl cannot do something."""
 
+from pathlib import Path
+
 import pytest
 
+from dtj_client import kubectl
 from dtj_client.errors import PATIENCE_S, ClientError, Patience, UnreachableError
 from dtj_client.kubectl import Kubectl, parse_indices, replicas_of
 
@@ -23,6 +26,24 @@ def test_bad_list_of_replicas(text: str) -> None:
 def test_replica_that_the_job_does_not_have() -> None:
     with pytest.raises(ClientError, match=r"(?s)no replica 9.*0 to 3"):
         replicas_of(JOB, {1, 9})
+
+
+def test_namespace_in_a_pod_without_a_kubeconfig_is_that_of_the_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Kubectl()
+
+    def refuse(*_: str) -> str:
+        raise asked.error(b"error: current-context must exist in order to minify")
+
+    monkeypatch.setattr(Kubectl, "run", refuse)
+    monkeypatch.setattr(kubectl, "_OF_THIS_POD", tmp_path / "namespace")
+    with pytest.raises(ClientError, match="no current context"):
+        asked.namespace()
+
+    (tmp_path / "namespace").write_text("team-a")
+    assert asked.namespace() == "team-a"
+    assert asked.elsewhere("team-b").namespace() == "team-b"
 
 
 def test_no_kubectl() -> None:
