@@ -1,6 +1,8 @@
 """The API server and our credentials: the service account in a pod, else the kubeconfig (KUBECONFIG)."""
 
+import contextlib
 import os
+from ipaddress import ip_address, ip_network
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -26,7 +28,18 @@ async def load() -> Configuration:
         fix = "run in a pod with a service account, or set KUBECONFIG"
         raise NoCluster(f"cannot load the cluster configuration: {error}; {fix}") from error
     # Looked up once: aiohttp would do it before every request, in a thread.
-    server = urlsplit(loaded.host)
-    if not loaded.proxy and not proxy_bypass(server.netloc):  # NO_PROXY
-        loaded.proxy = getproxies().get(server.scheme)  # HTTPS_PROXY
+    server, proxies = urlsplit(loaded.host), getproxies()
+    near = proxy_bypass(server.netloc) or _is_in_range(
+        server.hostname or "", proxies.get("no", "")
+    )  # NO_PROXY
+    if not loaded.proxy and not near:
+        loaded.proxy = proxies.get(server.scheme)  # HTTPS_PROXY
     return loaded
+
+
+def _is_in_range(host: str, no_proxy: str) -> bool:
+    """Whether NO_PROXY has a range of addresses with this one, which programs in Go understand, Python not."""
+    with contextlib.suppress(ValueError):  # a name, or no range
+        ranges = [ip_network(part.strip(), strict=False) for part in no_proxy.split(",") if "/" in part]
+        return any(ip_address(host) in each for each in ranges)
+    return False

@@ -12,7 +12,12 @@ SERVER = "https://api.example:6443"
 
 
 @pytest.fixture(autouse=True)
-def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def server(request: pytest.FixtureRequest) -> str:
+    return getattr(request, "param", SERVER)
+
+
+@pytest.fixture(autouse=True)
+def kubeconfig(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     path = tmp_path / "kubeconfig"
@@ -21,7 +26,7 @@ def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             {
                 "apiVersion": "v1",
                 "kind": "Config",
-                "clusters": [{"name": "c", "cluster": {"server": SERVER}}],
+                "clusters": [{"name": "c", "cluster": {"server": server}}],
                 "users": [{"name": "u", "user": {"token": "t"}}],
                 "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
                 "current-context": "x",
@@ -48,5 +53,27 @@ async def test_proxy_is_read_from_the_environment(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
+
+    assert (await config.load()).proxy == proxy
+
+
+@pytest.mark.parametrize(
+    ("server", "excluded", "proxy"),
+    [
+        pytest.param("https://10.96.0.1:443", ".svc, 10.0.0.0/8", None, id="in the range"),
+        pytest.param("https://[fd00::1]:443", "fd00::/8", None, id="in a range of IPv6"),
+        pytest.param("https://10.96.0.1:443", "10.96.0.0/28,192.168.0.0/16", None, id="in one of several"),
+        pytest.param("https://11.0.0.1:443", "10.0.0.0/8", "http://proxy:3128", id="in no range"),
+        pytest.param("https://api.example", "10.0.0.0/8", "http://proxy:3128", id="a name"),
+        pytest.param("https://10.96.0.1:443", "a/b", "http://proxy:3128", id="what is no range"),
+    ],
+    indirect=["server"],
+)
+@pytest.mark.usefixtures("server")
+async def test_no_proxy_may_name_a_range_of_addresses(
+    monkeypatch: pytest.MonkeyPatch, excluded: str, proxy: str | None
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("NO_PROXY", excluded)
 
     assert (await config.load()).proxy == proxy
