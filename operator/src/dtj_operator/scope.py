@@ -54,9 +54,9 @@ async def _can_serve(api: Api, namespace: str, settings: Settings, before: Seque
             await api.create(paths.leases(namespace), lease, [("dryRun", "All")])
     except Conflict:
         pass  # the Lease is there
-    except Unavailable:
-        return not before or namespace in before
     except ApiError as error:
+        if isinstance(error, Unavailable) or error.status == 500:  # a webhook that fails
+            return not before or namespace in before
         problem = str(error)
     problem = problem or await missing_right(api, namespace)
     if problem and (not before or namespace in before):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from tests.integration.api import SERVICES
+from tests.integration.api import SERVICES, ApiError
 from tests.integration.kubelet import Kubelet
 from tests.integration.operator.conftest import Cluster
 from tests.integration.operator.conftest import job as submitted
@@ -15,6 +16,7 @@ from tests.support.predicates import condition, phase
 
 pytestmark = pytest.mark.usefixtures("operator")
 Json = dict[str, Any]
+WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 
 
 async def test_foreign_service_is_not_touched(cluster: Cluster, kubelet: Kubelet):
@@ -82,6 +84,47 @@ async def test_pod_security_error_is_quoted(cluster: Cluster):
 
     assert "privileged" in of(job, "PodsReady")["message"]
     assert phase("Pending")(job)
+
+
+def webhook(namespace: str) -> Json:
+    """Return a webhook about the pods of a namespace, at a port on which nothing listens."""
+    asks = {
+        "name": "policy.example.com",
+        "clientConfig": {"url": "https://127.0.0.1:1/"},
+        "rules": [
+            {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+        ],
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+    return {"metadata": {"name": namespace}, "webhooks": [asks]}
+
+
+async def until_asked(cluster: Cluster) -> None:
+    """Wait until the API server asks the webhook."""
+    probe: Json = {"metadata": {"name": "probe"}, "spec": {"containers": [{"name": "a", "image": "a"}]}}
+    while True:
+        try:
+            await cluster.api.call("POST", cluster.pods, probe, query={"dryRun": "All"})
+        except ApiError as error:
+            assert "failed calling webhook" in str(error)
+            return
+        await asyncio.sleep(0.02)  # between two requests
+
+
+async def test_webhook_that_fails_is_named_until_it_works(cluster: Cluster, kubelet: Kubelet):
+    await cluster.api.create(WEBHOOKS, webhook(cluster.namespace))
+    try:
+        await until_asked(cluster)
+        await cluster.submit()
+
+        job = await cluster.until(condition("PodsReady", "False", "PodRejected"))
+        assert 'failed calling webhook "policy.example.com"' in of(job, "PodsReady")["message"]
+        assert "failed calling webhook" in (await cluster.until_event("PodRejected"))["note"]
+    finally:
+        await cluster.api.delete(f"{WEBHOOKS}/{cluster.namespace}")
+    await kubelet.until_running("job-0", "job-1")
 
 
 async def test_priority_class_that_does_not_exist_is_named(cluster: Cluster):

@@ -27,6 +27,7 @@ from dtj_operator.model.json import Json
 Query = Sequence[tuple[str, str]]
 
 CALL_TIMEOUT_S = 10.0
+CREATE_TIMEOUT_S = 15.0  # a webhook has 10 s by default: the answer says which one was too slow
 LIST_TIMEOUT_S = 60.0  # a page of 500 large pods from a busy API server
 CALL_TRIES = 4
 FIRST_CALL_RETRY_S = 0.1
@@ -70,7 +71,7 @@ class Api:
         return await self._with_retries("GET", path, query=query, timeout_s=timeout_s, accept=accept)
 
     async def create(self, path: str, body: Json, query: Query = ()) -> bytes:
-        return await self._with_retries("POST", path, body, query=query)
+        return await self._with_retries("POST", path, body, query=query, timeout_s=CREATE_TIMEOUT_S)
 
     async def update(self, path: str, body: Json, timeout_s: float = CALL_TIMEOUT_S) -> bytes:
         """Replace; not retried: if the first try succeeded, the resourceVersion in `body` is outdated."""
@@ -196,6 +197,6 @@ def _error(call: str, response: aiohttp.ClientResponse, raw: bytes) -> ApiError:
         reason, message = str(response.reason or ""), raw[:300].decode(errors="replace")
         object_path = ""
     names_object = bool(object_path) and call.removesuffix("/status").endswith(object_path)
-    error = kind_of(response.status, names_object=names_object)
+    error = kind_of(response.status, message, names_object=names_object)
     after = response.headers.get("Retry-After", "")  # Kubernetes sends whole seconds; a date is ignored
     return error(call, response.status, reason, message, float(after) if after.isdecimal() else 0.0)

@@ -4,7 +4,8 @@ ApiError
   NotFound      404 that names the object; any other 404 is a plain ApiError: the API server does not serve
                 this kind or version, which says nothing about the object
   Conflict      409: the object exists, or changed since it was read
-  Refused       400, 403, 422: the same request will not be accepted later; the message is the API server's
+  Refused       400, 403, 413, 422, and a webhook that fails: the request is not accepted before somebody changes
+                something; the message is the API server's
   Expired       410: a list or watch must start again
   Unavailable   429, 5xx, timeouts, broken connections: may be retried
   Withheld      not sent: this process may not write now
@@ -48,14 +49,18 @@ class Withheld(ApiError):  # noqa: N818
     pass
 
 
-def kind_of(status: int, *, names_object: bool) -> type[ApiError]:
-    """Return the class for an HTTP status of 400 or more.
+# In the message of a 500 for which the API server itself is not the cause.
+_REFUSALS = ("failed calling webhook", "request is too large")
+
+
+def kind_of(status: int, message: str = "", *, names_object: bool) -> type[ApiError]:
+    """Return the class for an HTTP status of 400 or more, with the API server's message.
 
     names_object   whether the answer names the object of the request
     """
     if status == 404:
         return NotFound if names_object else ApiError
-    if status in (400, 403, 422):
+    if status in (400, 403, 413, 422) or any(words in message for words in _REFUSALS):
         return Refused
     if status == 429 or status >= 500:
         return Unavailable

@@ -41,6 +41,7 @@ async def talking(*script: Handler) -> AsyncIterator[tuple[Api, Server]]:
     [
         param(400, Refused, id="bad request"),
         param(403, Refused, id="forbidden, by a role or a quota"),
+        param(413, Refused, id="too large"),
         param(422, Refused, id="invalid"),
         param(404, ApiError, id="a 404 that names no object"),
         param(409, Conflict, id="exists, or changed"),
@@ -103,6 +104,21 @@ async def test_temporary_error_is_retried(fault: Handler) -> None:
         await api.create("/x", {"a": 1})
 
         assert [asked[3] for asked in server.asked] == [{"a": 1}] * 3
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        param('Internal error occurred: failed calling webhook "a.b.c": connection refused', id="a webhook"),
+        param("etcdserver: request is too large", id="an object that is too large"),
+    ],
+)
+async def test_500_that_comes_again_is_a_refusal(message: str) -> None:
+    async with talking(refuses(500, "InternalError", message)) as (api, server):
+        with pytest.raises(Refused, match=message):
+            await api.create("/x", {"a": 1})
+
+        assert len(server.asked) == 1
 
 
 async def test_retries_stop_if_the_server_stays_broken() -> None:
