@@ -74,6 +74,11 @@ class PodBuilder:
         other = msgspec.structs.replace(_ended(code, NOW, "Error", ""), name=name)
         return self._with(containers=(*self.pod.containers, other))
 
+    def beside_sidecar(self, **state: Any) -> Self:
+        """An init container that keeps running (restartPolicy Always) is in this state."""
+        sidecar = ContainerView(name="proxy", init=True, **state)
+        return self._with(containers=(sidecar, *self.pod.containers))
+
     def reported(self, code: int = 1, *, at: float = NOW, **fields: Any) -> Self:
         """Crashed, with the JSON report that a trainer writes when it exits."""
         report = {"exitCode": code, "generation": 0, "at": times.rfc3339(at), **fields}
@@ -96,12 +101,25 @@ class PodBuilder:
         condition = ConditionView(type="DisruptionTarget", status="True", reason=reason, message="evicted")
         return self._with(conditions=(*self.pod.conditions, condition))
 
+    def spared(self) -> Self:
+        """Was to be disrupted, but was not."""
+        condition = ConditionView(type="DisruptionTarget", status="False", message="preempting")
+        return self._with(conditions=(*self.pod.conditions, condition))
+
     def refused(self, reason: str) -> Self:
         """Rejected by its kubelet: no container has run."""
         return self._with(phase="Failed", reason=reason, conditions=(), containers=())
 
+    def evicted(self, message: str) -> Self:
+        """Its kubelet has stopped it, and says why."""
+        return self._with(reason="Evicted", message=message)
+
     def deleting(self) -> Self:
         return self._with(deleting=True)
+
+    def held_by(self, finalizer: str) -> Self:
+        """Its kubelet is done with it, but this finalizer keeps it."""
+        return self._with(held_by=finalizer)
 
     def overdue(self, for_s: float = 0) -> Self:
         """Terminating, and for this long after it should have been gone."""

@@ -108,7 +108,8 @@ async def until_asked(cluster: Cluster) -> None:
         try:
             await cluster.api.call("POST", cluster.pods, probe, query={"dryRun": "All"})
         except ApiError as error:
-            assert "failed calling webhook" in str(error)
+            if "failed calling webhook" not in str(error):
+                raise
             return
         await asyncio.sleep(0.02)  # between two requests
 

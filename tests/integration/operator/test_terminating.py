@@ -1,4 +1,4 @@
-"""A pod stays Terminating on a node that is Ready: it is reported, force-deleted and replaced elsewhere."""
+"""Pods that stay Terminating: on a node that is Ready, and because of a finalizer."""
 
 from __future__ import annotations
 
@@ -35,3 +35,22 @@ async def test_pod_that_does_not_terminate_on_a_ready_node_is_reported_and_force
     await kubelet.start("job-1", node="node-2")
     await cluster.until(recovered(0, disruptions=1))
     assert uids(kubelet.pods)["job-0"] == before["job-0"]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_finalizer_that_keeps_a_pod_is_named_until_it_is_removed(cluster: Cluster, kubelet: Kubelet):
+    await cluster.submit(recovery=HEALING)
+    before = await kubelet.until_running("job-0", "job-1")
+    await cluster.until(phase("Running"))
+    pod = f"{cluster.pods}/job-1"
+    await cluster.api.patch(pod, {"metadata": {"finalizers": ["example.com/audit"]}})
+
+    await kubelet.finish("job-1", 1)
+    job = await cluster.until(condition("PodsReady", "False", "PodTerminating"))
+    said = "pod job-1 has ended, but its finalizer example.com/audit keeps it"
+    assert said in job["status"]["message"]
+    assert said in (await cluster.until_event("PodTerminating"))["note"]
+
+    await cluster.api.patch(pod, {"metadata": {"finalizers": None}})
+    after = await kubelet.until_running("job-0", "job-1")
+    assert after["job-1"]["metadata"]["uid"] != before["job-1"]["metadata"]["uid"]

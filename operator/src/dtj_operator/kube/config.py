@@ -38,8 +38,8 @@ async def load() -> Configuration:
 
 
 def _is_in_range(host: str, no_proxy: str) -> bool:
-    """Whether NO_PROXY has a range of addresses with this one, which programs in Go understand, Python not."""
-    with contextlib.suppress(ValueError):  # a name, or no range
+    """Whether NO_PROXY has a range of addresses with this one: programs in Go understand ranges."""
+    with contextlib.suppress(ValueError):  # a name, or not a range
         ranges = [ip_network(part.strip(), strict=False) for part in no_proxy.split(",") if "/" in part]
         return any(ip_address(host) in each for each in ranges)
     return False

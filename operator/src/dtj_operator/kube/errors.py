@@ -4,8 +4,8 @@ ApiError
   NotFound      404 that names the object; any other 404 is a plain ApiError: the API server does not serve
                 this kind or version, which says nothing about the object
   Conflict      409: the object exists, or changed since it was read
-  Refused       400, 403, 413, 422, and a webhook that fails: the request is not accepted before somebody changes
-                something; the message is the API server's
+  Refused       400, 403, 413, 422, or a webhook that fails: the same request will not be accepted later, as
+                things are; the message is the API server's
   Expired       410: a list or watch must start again
   Unavailable   429, 5xx, timeouts, broken connections: may be retried
   Withheld      not sent: this process may not write now

@@ -67,6 +67,7 @@ def _view(pod: _Pod) -> PodView:
     """
     meta, status = pod.metadata, pod.status
     owner = meta.job
+    over = meta.deletion_timestamp is not None and meta.deletion_grace_period_seconds == 0
     containers = [_container(c, init=True) for c in status.init_container_statuses]
     containers += [_container(c, init=False) for c in status.container_statuses]
     return PodView(
@@ -84,7 +85,8 @@ def _view(pod: _Pod) -> PodView:
         address=status.pod_i_p,
         grace_s=meta.deletion_grace_period_seconds or 0,
         grace_ends_at=seconds(meta.deletion_timestamp),
-        removed=meta.deletion_timestamp is not None and meta.deletion_grace_period_seconds == 0,
+        removed=over and not meta.finalizers,
+        held_by=meta.finalizers[0] if over and meta.finalizers else "",
         conditions=status.conditions,
         containers=tuple(containers),
     )

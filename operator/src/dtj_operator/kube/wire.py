@@ -46,6 +46,7 @@ class Meta(Wire):
     resource_version: str = ""
     labels: dict[str, str] = {}
     owner_references: list[Owner] = []
+    finalizers: list[str] = []
     deletion_timestamp: datetime | None = None
     deletion_grace_period_seconds: int | None = None
 

@@ -96,6 +96,7 @@ class PodView(ConditionedView, frozen=True, gc=False, kw_only=True):
     address: str = ""
     grace_s: int = 0  # between the request to delete it and its end
     grace_ends_at: float | None = None  # seconds since the epoch, by the API server's clock
+    held_by: str = ""  # finalizer for which it still exists, although its kubelet is done with it
     containers: tuple[ContainerView, ...] = ()
     pod_group: str = ""  # name of the PodGroup that it belongs to
     avoids_nodes: bool = False  # it must not run on the nodes that its job avoided when it was created

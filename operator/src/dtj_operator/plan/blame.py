@@ -81,7 +81,7 @@ def _fault_of(s: Snapshot, pod: PodView, isolated: Mapping[int, float]) -> Fault
         node=pod.node,
         exit_code=code,
         signal=name,
-        message=_node_message(s, pod) if lost else _message(pod, ended, report, code),
+        message=_node_message(s, pod) if lost else _message(pod, ended, report),
         at=_moment(s, pod, ended, report),
         generation=report.generation,
         step=report.step,
@@ -213,10 +213,12 @@ def _classify(
         disruption = pod.condition("DisruptionTarget")
         lost = disruption is not None and disruption.reason in _KILLED_BY_NODE
         return ("NodeLost" if lost else "Evicted"), name
+    if (
+        code is None or pod.reason == "Evicted"
+    ):  # by its kubelet: before it ran, or for a limit of its storage
+        return "Evicted", name
     if ended is not None and ended.reason == "OOMKilled":
         return "OOMKilled", name
-    if code is None:
-        return "Evicted", ""
     if code == PEER_LOST or report.reason == "PeerLost":
         return "PeerLost", name
     if code == STOPPED_CODE and report.reason == STOPPED:
@@ -234,16 +236,14 @@ def _reported(reason: str, signal_name: str) -> tuple[str, str]:
     return ("Signal" if signal_name else "ExitCode"), signal_name
 
 
-def _message(pod: PodView, ended: ContainerView | None, report: ExitReport, code: int | None) -> str:
-    text = (report.message or (ended.message if ended else "")).strip()
-    if not text and pod.deleting:
-        text = DELETED_BY_OTHERS
-    if not text:
-        disruption = pod.condition("DisruptionTarget")
-        text = (disruption.message if disruption else "") or pod.message or pod.reason
+def _message(pod: PodView, ended: ContainerView | None, report: ExitReport) -> str:
+    """Why Kubernetes ended the pod, if it says so; else the last words of the container."""
+    said = (c.message for c in pod.conditions if (c.type, c.status) == ("DisruptionTarget", "True"))
+    why = pod.message or next(said, "") or pod.reason
+    last = (report.message or (ended.message if ended else "")).strip()
     if ended is not None and ended.init:
-        text = f"init container {ended.name}: {text}"
-    return text[-MESSAGE_TAIL:]
+        last = f"init container {ended.name}: {last}"
+    return (why or last or (DELETED_BY_OTHERS if pod.deleting else "")).strip()[-MESSAGE_TAIL:]
 
 
 def _node_message(s: Snapshot, pod: PodView) -> str:

@@ -97,7 +97,7 @@ class PodsOnNodes:
         """When a pod that does not terminate is force-deleted although its node is ready; None: never."""
         node, limit_s = (self.nodes or {}).get(pod.node), self.recovery.termination_s
         overdue_at = self.overdue_at(pod)
-        if node is None or not node.ready or limit_s is None or overdue_at is None:
+        if node is None or not node.ready or limit_s is None or overdue_at is None or pod.held_by:
             return None
         # Later than overdue, so that the status says first that new pods avoid the node.
         return overdue_at + max(OVERDUE_S, limit_s - OVERDUE_S)
@@ -146,11 +146,12 @@ def force_delete_lost(on: PodsOnNodes, decision: Decision) -> Decision:
     stuck = tuple(
         DeletePod(pod, FORCED_GRACE_S)
         for pod in on.pods
-        if pod.owner_uid and pod.deleting and (on.lost(pod) or on.forced(pod))
+        if pod.owner_uid and pod.deleting and not pod.held_by and (on.lost(pod) or on.forced(pod))
     )
-    return replace(
-        decision, actions=actions + stuck, requeue_at=soonest(decision.requeue_at, _requeue_at(on))
-    )
+    # No event shows that a pod does not end: by then its view says until when it may take.
+    deleted_at = on.now + OVERDUE_S if decision.deleted_pods else None
+    again = soonest(decision.requeue_at, _requeue_at(on), deleted_at)
+    return replace(decision, actions=actions + stuck, requeue_at=again)
 
 
 def _requeue_at(on: PodsOnNodes) -> float | None:

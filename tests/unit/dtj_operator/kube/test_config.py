@@ -65,7 +65,7 @@ async def test_proxy_is_read_from_the_environment(
         pytest.param("https://10.96.0.1:443", "10.96.0.0/28,192.168.0.0/16", None, id="in one of several"),
         pytest.param("https://11.0.0.1:443", "10.0.0.0/8", "http://proxy:3128", id="in no range"),
         pytest.param("https://api.example", "10.0.0.0/8", "http://proxy:3128", id="a name"),
-        pytest.param("https://10.96.0.1:443", "a/b", "http://proxy:3128", id="what is no range"),
+        pytest.param("https://10.96.0.1:443", "a/b", "http://proxy:3128", id="not a range"),
     ],
     indirect=["server"],
 )

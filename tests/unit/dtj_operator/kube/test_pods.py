@@ -120,6 +120,29 @@ def test_pod_that_no_job_controls_has_no_owner(owners: list[dict[str, Any]]) -> 
     assert decode({"metadata": {"name": "x", "ownerReferences": owners}}).owner_uid == ""
 
 
+@pytest.mark.parametrize(
+    ("fields", "removed", "held_by"),
+    [
+        pytest.param({}, True, "", id="its kubelet is done with it"),
+        pytest.param({"deletionGracePeriodSeconds": 30}, False, "", id="in its grace period"),
+        pytest.param({"finalizers": ["a.io/b"]}, False, "a.io/b", id="a finalizer keeps it"),
+        pytest.param(
+            {"finalizers": ["a.io/b"], "deletionGracePeriodSeconds": 30},
+            False,
+            "",
+            id="its kubelet is not done",
+        ),
+    ],
+)
+def test_deleted_pod_is_gone_once_neither_kubelet_nor_finalizer_keeps_it(
+    fields: dict[str, Any], removed: bool, held_by: str
+) -> None:
+    meta = {**FULL["metadata"], "deletionGracePeriodSeconds": 0, **fields}
+    view = decode({**FULL, "metadata": meta})
+
+    assert (view.removed, view.held_by) == (removed, held_by)
+
+
 def test_view_of_a_new_pod_has_defaults() -> None:
     view = decode({"metadata": {"name": "x", "namespace": "ns", "uid": "u"}})
 

@@ -13,6 +13,7 @@ from tests.support.builders import NOW, JobBuilder, Json, PodBuilder, at, job, p
 param = pytest.param
 
 FOUR = job().replicas(4).running()
+FULL = "Pod ephemeral local storage usage exceeds the total limit of containers 10Gi"
 
 
 def unheard(*, for_s: float = 125, ready: bool = True, placed: float = NOW - 600) -> JobBuilder:
@@ -158,6 +159,7 @@ def test_primary_cause_comes_before_isolation() -> None:
         param(FOUR.but(pod(2).running().deleting()), 2, "Evicted", id="a deleted pod"),
         param(FOUR.without(2), 2, "Evicted", id="a pod that vanished"),
         param(FOUR.but(pod(2).refused("OutOfcpu")), 2, "Evicted", id="a pod rejected by its kubelet"),
+        param(FOUR.but(pod(2).crashed(137).evicted(FULL)), 2, "Evicted", id="a limit of local storage"),
     ],
 )
 def test_the_class_of_a_fault(given, replica, reason) -> None:
@@ -262,6 +264,23 @@ def test_rank_is_not_guessed_if_a_pod_has_several() -> None:
 
 def test_signal_name_is_reported() -> None:
     assert fault(FOUR.but(pod(0).crashed(139))).signal == "SIGSEGV"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        param(
+            pod(1).crashed(137, message="step 7").evicted(f"{FULL}. "),
+            f"{FULL}.",
+            id="a limit of local storage",
+        ),
+        param(pod(1).crashed(143, message="step 7").disrupted(), "evicted", id="a drained node"),
+        param(pod(1).refused("OutOfcpu"), "OutOfcpu", id="a pod rejected by its kubelet"),
+        param(pod(1).crashed(1, message="boom").spared(), "boom", id="a preemption that was called off"),
+    ],
+)
+def test_words_of_kubernetes_come_before_those_of_the_program_that_it_ended(given, message) -> None:
+    assert fault(FOUR.but(given)).message == message
 
 
 def test_failed_init_container_is_named() -> None:

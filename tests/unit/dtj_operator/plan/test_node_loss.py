@@ -347,6 +347,11 @@ def dying(for_s: float) -> JobBuilder:
             False,
             id="not ready: nodeLostSeconds counts",
         ),
+        param(
+            DYING.but(pod(1).running().on("n1").overdue(290).held_by("example.com/audit")),
+            False,
+            id="a finalizer keeps it: that would not help",
+        ),
         param(dying(290).was("Recovering", attempt=1), True, id="of an older attempt"),
         param(dying(290).wants(suspend=True).was("Suspended"), True, id="suspended"),
         param(dying(290).was("Succeeded"), True, id="finished"),
@@ -366,6 +371,23 @@ def test_job_is_requeued_when_a_terminating_pod_is_overdue_and_when_it_is_forced
     late_s: float, in_s: float | None
 ) -> None:
     assert plan(dying(late_s).snapshot()).requeue_at == (None if in_s is None else NOW + in_s)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        param(TWO.was("Recovering", attempt=1), id="of an older attempt"),
+        param(TWO.wants(suspend=True).was("Suspended", attempt=1), id="of a suspended job"),
+        param(TWO.deleted(), id="of a job that is being deleted"),
+    ],
+)
+def test_job_is_requeued_for_pods_that_it_deletes_because_no_event_shows_that_one_does_not_end(
+    given: JobBuilder,
+) -> None:
+    decision = plan(given.snapshot())
+
+    assert decision.deleted_pods
+    assert decision.requeue_at == NOW + 10
 
 
 @pytest.mark.parametrize("ahead_s", [60, -60])

@@ -149,7 +149,7 @@ def _lost_together(s: Snapshot, fault: Fault) -> list[str]:
 
 
 def _counts_against_node(s: Snapshot, fault: Fault) -> bool:
-    if not fault.node or fault.reason in NOT_NODE_FAULTS:
+    if not fault.node or (fault.reason in NOT_NODE_FAULTS and not fault.rejected):
         return False
     return fault.reason not in blame.PROGRAM_ERRORS or not _failed_elsewhere(s, fault)
 

@@ -28,7 +28,8 @@ _UNPULLABLE = (
     "ErrImageNeverPull",
     "ImageInspectError",
 )
-_UNSTARTABLE = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+# The last one: of a sidecar, for which the other containers wait.
+_UNSTARTABLE = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff")
 
 # Reasons of PodsReady=False that are wanted, or pass by themselves. All others mean that the job is blocked.
 UNBLOCKED = frozenset(("Starting", "Suspended", QUEUED, "Evicted", "Deactivated", "Finished"))
@@ -239,9 +240,13 @@ def _is_waited_for(s: Snapshot, old: PodView) -> bool:
 def _terminating(s: Snapshot, stuck: list[PodView]) -> Refusal:
     """What blocks the job if pods do not terminate, and how to help."""
     pod = min(stuck, key=lambda pod: pod.index)
+    more = f" (and {len(stuck) - 1} more pods)" if len(stuck) > 1 else ""
+    if pod.held_by:
+        message = f"pod {pod.name}{more} has ended, but its finalizer {pod.held_by} keeps it"
+        fix = f"its controller must remove it: kubectl get pod {pod.name} -n {pod.namespace} -o yaml"
+        return _blocked("PodTerminating", message, fix)
     where = f" on node {pod.node}" if pod.node else ""
     since = "" if pod.grace_ends_at is None else f" at {times.rfc3339(pod.grace_ends_at)}"
-    more = f" (and {len(stuck) - 1} more pods)" if len(stuck) > 1 else ""
     limit_s = s.recovery.termination_s
     then = "recovery.terminationSeconds is Never, so the job waits for its end"
     if limit_s is not None:

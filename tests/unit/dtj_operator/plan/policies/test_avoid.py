@@ -80,6 +80,16 @@ def recorded(given: JobBuilder) -> list[tuple[str, int]]:
             [],
             id="an eviction does not count against the node",
         ),
+        param(
+            SEEN.but(pod(1).refused("UnexpectedAdmissionError").on("n1")),
+            [("n1", 1)],
+            id="a node that rejects the pod, such as without its GPU",
+        ),
+        param(
+            SEEN.but(pod(1).crashed(137).evicted("it used more storage than its limit").on("n1")),
+            [],
+            id="a pod that used too much storage does not count",
+        ),
         param(SEEN.but(pod(1).crashed(76, at=NOW - 9).on("n1")), [], id="a lost peer does not count"),
         param(
             SEEN.but(pod(1).reported(75, reason="Stopped").on("n1")),
@@ -327,6 +337,12 @@ def test_any_number_of_unschedulable_pods_is_recreated_and_no_list_outgrows_the_
 DYING = pod(1).running().on("n1")
 REPLACED = {"memory": {"replacing": {"1": DYING.pod.uid}}}
 STUCK = SEEN.recovery(scope="Replica").was("Recovering", **REPLACED).but(DYING.overdue())
+
+
+def test_node_is_not_avoided_because_a_finalizer_keeps_a_pod() -> None:
+    held = STUCK.but(DYING.overdue(for_s=600).held_by("example.com/audit"))
+
+    assert "avoidedNodes" not in new_status(held.snapshot(), None)
 
 
 @pytest.mark.parametrize("after_faults", [2, "Never"])

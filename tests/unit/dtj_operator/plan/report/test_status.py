@@ -96,6 +96,11 @@ def test_phase(given: JobBuilder, verdict: Verdict | None, phase: str) -> None:
             id="a container that the kubelet rejects",
         ),
         param(
+            TWO.having(pod(0).beside_sidecar(waiting="CrashLoopBackOff"), pod(1)),
+            ("False", "PodRejected"),
+            id="a sidecar that crashes, so that the trainer does not start",
+        ),
+        param(
             TWO.having(pod(0).unprepared(placed=NOW - 120), pod(1)),
             ("False", "ContainerCreating"),
             id="volumes or network that are not ready",
@@ -561,6 +566,10 @@ def test_message_about_a_pod_that_does_not_terminate_says_where_since_when_and_w
         f"pod digits-1 on node n1 does not terminate: its grace period ended at {at(-70)}; on a Ready "
         "node it is force-deleted 300 s after that (recovery.terminationSeconds); to do it at once: "
         "kubectl delete pod digits-1 -n team-a --force --grace-period=0"
+    )
+    held = new_status(WAITING.having(pod(0).running(), LATE.held_by("example.com/audit")).snapshot(), None)
+    assert held["message"].startswith(
+        "pod digits-1 has ended, but its finalizer example.com/audit keeps it; its controller must"
     )
     never = new_status(
         WAITING.having(pod(0).running(), LATE).recovery(terminationSeconds="Never").snapshot(), None
