@@ -13,7 +13,7 @@ import pytest
 
 from dtj.copies import buddy, slot, space
 from dtj.copies.buddy import Address
-from dtj.copies.keeper import Sender, Server
+from dtj.copies.keeper import Sender, Sending, Server
 from dtj.copies.slot import HEADER_BYTES, LABEL_BYTES, Header, Label, Slot
 
 RANK = 3
@@ -85,9 +85,7 @@ def held(one: Slot) -> tuple[int, bytes]:
 
 
 def sender(own: list[Slot], said: list[str], address: Address) -> Sender:
-    found = Sender({RANK: own}, say=said.append)
-    found.use(address)
-    return found
+    return Sender(address, {RANK: own}, say=said.append)
 
 
 def test_buddy_keeps_the_two_newest_copies_and_gives_them_to_the_next_pod(
@@ -109,6 +107,68 @@ def test_a_new_buddy_gets_all_copies_again(keeper: Keeper, own: list[Slot]) -> N
         each.mark_sent(is_sent=True)
     sender(own, keeper.said, keeper.address).send()
     assert keeper.kept() == [(1, PAYLOAD)]
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, Address]]:
+    """A keeper that answers nothing, as one of a lost pod; its silence is noticed after minutes only."""
+    monkeypatch.setattr(buddy, "IDLE_S", 300.0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener, Address(host="127.0.0.1", port=listener.getsockname()[1], token="00" * 16)
+
+
+def test_copies_go_to_a_new_buddy_while_the_lost_one_is_still_waited_for(
+    keeper: Keeper, own: list[Slot], silent: tuple[socket.socket, Address], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener, address = silent
+    sent = threading.Event()
+    mark = Slot.mark_sent
+
+    def marked(one: Slot, *, is_sent: bool) -> None:
+        mark(one, is_sent=is_sent)
+        if is_sent:
+            sent.set()
+
+    monkeypatch.setattr(Slot, "mark_sent", marked)
+    write(own[0], 1)
+    sending = Sending({RANK: [each.fd for each in own]}, say=keeper.said.append)
+    sending.use(address)
+    with listener.accept()[0]:
+        sending.use(keeper.address)
+        assert sent.wait(60)
+        assert keeper.kept() == [(1, PAYLOAD)]
+    sending.use(None)
+    assert keeper.said == []
+
+
+def test_late_answer_of_a_lost_buddy_does_not_count(
+    own: list[Slot], silent: tuple[socket.socket, Address]
+) -> None:
+    listener, address = silent
+    write(own[0], 1)
+    sends = sender(own, [], address)
+    sends.start()
+    with listener.accept()[0] as late:
+        sends.end()
+        late.sendall(buddy.KEPT)
+        sends.join()
+    assert not own[0].is_sent
+
+
+def test_next_pod_need_not_wait_for_what_the_lost_one_was_sending(
+    keeper: Keeper, own: list[Slot], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buddy, "IDLE_S", 300.0)
+    for step in (1, 2):
+        write(own[step - 1], step)
+    sender(own, keeper.said, keeper.address).send()
+    header = own[1].header()
+    assert header
+    label = replace(header.label, step=3)
+    with keeper.address.connect(buddy.SEND, RANK) as lost:
+        lost.sendall(header._replace(label=label).pack())
+        assert lost.recv(1) == buddy.WANTED
+        assert keeper.kept() == [(2, PAYLOAD)]
 
 
 def test_late_copy_of_a_pod_that_was_replaced_is_not_kept(keeper: Keeper, own: list[Slot]) -> None:
@@ -236,7 +296,7 @@ def test_buddy_that_cannot_be_reached_is_tried_again_later(own: list[Slot]) -> N
             back.accept()
     assert said == [], "its pod may have ended a moment earlier"
     for _ in range(2):
-        sends.use(address)
+        sends.retry()
         sends.send()
     assert not own[0].is_sent
     assert len(said) == 1

@@ -10,13 +10,13 @@ the own ranks' slots, and dies with the agent.
 import hmac
 import json
 import os
-import select
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 
 from dtj.copies import buddy, slot
 from dtj.copies.buddy import Address
@@ -33,58 +33,95 @@ _SPARE = 8
 Say = Callable[[str], None]
 
 
-class Sender:
-    """Sends each new copy of the own ranks to the buddy.
+class Sender(threading.Thread):
+    """Sends each new copy of the own ranks to one buddy.
 
-    slots  rank -> its slots
+    slots  rank -> its slots; all their copies are sent, also those that another buddy has
+    A thread of its own: nothing answers if the buddy is lost, and its successor must not wait until that is
+    noticed.
     """
 
-    def __init__(self, slots: Mapping[int, Sequence[Slot]], *, say: Say) -> None:
+    def __init__(self, address: Address, slots: Mapping[int, Sequence[Slot]], *, say: Say) -> None:
+        super().__init__(daemon=True)
+        self.address = address
         self._slots = slots
         self._say = say
-        self._buddy: Address | None = None
         self._retry_at = 0.0
         self._failures = 0  # in a row
-
-    def use(self, address: Address | None) -> None:
-        """Send to this keeper from now on, all copies again if it is another one."""
-        self._retry_at = 0.0
-        if address == self._buddy:
-            return
-        self._buddy, self._failures = address, 0
-        for each in self._all():
+        self._is_over = threading.Event()
+        self._marking = threading.Lock()
+        for each in chain.from_iterable(slots.values()):
             each.mark_sent(is_sent=False)
+
+    def run(self) -> None:
+        """Send until `end`."""
+        while not self._is_over.wait(_LOOK_S):
+            self.send()
+
+    def end(self) -> None:
+        """Note nothing from now on, whatever this buddy still answers."""
+        with self._marking:
+            self._is_over.set()
+
+    def retry(self) -> None:
+        """Do not wait any longer if the last attempt failed."""
+        self._retry_at = 0.0
 
     def send(self) -> None:
         """Send what the buddy does not have."""
-        if self._buddy is None or time.monotonic() < self._retry_at:
+        if time.monotonic() < self._retry_at:
             return
         for rank, slots in self._slots.items():
             for each in slot.by_age(slots):
                 header = each.header()
-                if header and not each.is_sent and not self._send(self._buddy, rank, each, header):
+                if header and not each.is_sent and not self._send(rank, each, header):
                     return
 
-    def _send(self, address: Address, rank: int, one: Slot, header: Header) -> bool:
-        """Send one copy; False if the buddy cannot be reached."""
+    def _send(self, rank: int, one: Slot, header: Header) -> bool:
+        """Send one copy; False if the buddy cannot be reached, or is not the buddy any longer."""
         try:
-            is_kept = buddy.send(address, rank, one, header)
+            is_kept = buddy.send(self.address, rank, one, header)
         except OSError as error:
             self._retry_at = time.monotonic() + _RETRY_S
             self._failures += 1
-            if self._failures == _TOLD_FAILURES:
-                self._say(f"cannot send copies of state to {address.host}, retrying: {error}")
+            if self._failures == _TOLD_FAILURES and not self._is_over.is_set():
+                self._say(f"cannot send copies of state to {self.address.host}, retrying: {error}")
             return False
-        if one.header() != header:
-            return True  # the rank has overwritten it; there is a newer one
-        one.mark_sent(is_sent=True)
+        with self._marking:
+            if self._is_over.is_set():
+                return False
+            if one.header() != header:
+                return True  # the rank has overwritten it; there is a newer one
+            one.mark_sent(is_sent=True)
         if not is_kept and self._failures < _TOLD_FAILURES:
-            self._say(f"{address.host} does not keep the copies of state of rank {rank}")
+            self._say(f"{self.address.host} does not keep the copies of state of rank {rank}")
         self._failures = 0 if is_kept else _TOLD_FAILURES
         return True
 
-    def _all(self) -> list[Slot]:
-        return [each for slots in self._slots.values() for each in slots]
+
+class Sending:
+    """Sends the copies of the own ranks to whoever is the buddy.
+
+    slots  rank -> file descriptors
+    """
+
+    def __init__(self, slots: Mapping[int, Sequence[int]], *, say: Say) -> None:
+        self._slots = slots
+        self._say = say
+        self._sender: Sender | None = None
+
+    def use(self, address: Address | None) -> None:
+        """Send to this keeper from now on, all copies again if it is another one."""
+        if self._sender and self._sender.address == address:
+            self._sender.retry()
+            return
+        if self._sender:
+            self._sender.end()
+        self._sender = None
+        if address:
+            own = {rank: tuple(map(Slot, fds)) for rank, fds in self._slots.items()}
+            self._sender = Sender(address, own, say=self._say)
+            self._sender.start()
 
 
 class _OwnSlot(Slot):
@@ -101,6 +138,7 @@ class _Ward:
         self.rank = rank
         self._slots = tuple(_OwnSlot(fd) for fd in slot.create(rank))
         self._lock = threading.Lock()
+        self._receiving: socket.socket | None = None
         self._has_complained = False
 
     def receive(self, sock: socket.socket, *, say: Say) -> None:
@@ -115,6 +153,7 @@ class _Ward:
             if is_late or header.label == newest.label():
                 sock.sendall(buddy.KEPT)
             elif buddy.has_room(header, oldest):
+                self._receiving = sock
                 sock.sendall(buddy.WANTED)
                 is_whole = oldest.receive(header, lambda view: buddy.read_into(sock, view))
                 sock.sendall(buddy.KEPT if is_whole else buddy.REFUSED)
@@ -126,7 +165,10 @@ class _Ward:
                 sock.sendall(buddy.REFUSED)
 
     def give(self, sock: socket.socket) -> None:
-        """Send all copies, the oldest first."""
+        """Send all copies, the oldest first, to the ward's next pod; what its last one began to send ends."""
+        if self._receiving:
+            with suppress(OSError):  # it has ended already
+                self._receiving.shutdown(socket.SHUT_RDWR)
         with self._lock:
             for each in slot.by_age(self._slots):
                 header = each.header()
@@ -191,18 +233,13 @@ def run(
     commands  datagrams of JSON: {"buddy": fields of an Address or null, "ward": [rank, ...]}
     slots     rank -> file descriptors
     """
-    sender = Sender({rank: tuple(map(Slot, fds)) for rank, fds in slots.items()}, say=_say)
+    sending = Sending(slots, say=_say)
     server = Server(listener, token, say=_say)
     threading.Thread(target=server.serve, daemon=True).start()
-    while True:
-        if select.select([commands], [], [], _LOOK_S)[0]:
-            command = commands.recv(_COMMAND_BYTES)
-            if not command:
-                return
-            fields = json.loads(command)
-            server.keep(fields["ward"])
-            sender.use(fields["buddy"] and Address(**fields["buddy"]))
-        sender.send()
+    while command := commands.recv(_COMMAND_BYTES):
+        fields = json.loads(command)
+        server.keep(fields["ward"])
+        sending.use(fields["buddy"] and Address(**fields["buddy"]))
 
 
 def _say(what: str) -> None:
