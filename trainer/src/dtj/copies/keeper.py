@@ -100,7 +100,7 @@ class Sender(threading.Thread):
 
 
 class Sending:
-    """Sends the copies of the own ranks to whoever is the buddy.
+    """Sends the copies of the own ranks to the present buddy.
 
     slots  rank -> file descriptors
     """
