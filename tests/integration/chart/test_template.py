@@ -189,6 +189,15 @@ def test_no_user_is_set(render: Render, values: Json):
     assert "runAsGroup" not in str(render(values))
 
 
+def test_value_may_be_left_empty(render: Render):
+    """`podLabels:` in a file of values is null, and so is what `--set podLabels=null` removes."""
+    needed = json.loads((CHART / "values.schema.json").read_text())["required"]
+    empty = {name: None for name in yaml.safe_load((CHART / "values.yaml").read_text()) if name not in needed}
+
+    assert "podLabels" in empty
+    assert [each["kind"] for each in render(empty)] == [each["kind"] for each in render({})]
+
+
 def test_security_contexts_can_be_removed(render: Render):
     nothing = {"runAsNonRoot": None, "seccompProfile": None}
     (deployment,) = kinds(render({"podSecurityContext": nothing}), "Deployment")
