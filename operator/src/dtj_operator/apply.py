@@ -48,6 +48,9 @@ _log = logging.getLogger(__name__)
 
 CALLS_IN_FLIGHT = 32  # more calls would only queue up in the API server
 NO_CLASS = "no PriorityClass with name"  # in the API server's message
+RELABELLED = (
+    "a webhook changes the labels dtj.dev/* or the owner of new pods such as {}; exclude pods of jobs from it"
+)
 NO_CLASS_FIX = "create that class, or delete the job and create it with another priorityClassName"
 APPLY_S = 60.0  # a large job needs longer under a low rate limit; its status is written in between
 
@@ -99,13 +102,16 @@ class Applier:
         creates = [a for a in actions if isinstance(a, CreatePod)]
         until = self._clock() + APPLY_S
         others = (self._act(key, uid, a, until) for a in actions if not isinstance(a, CreatePod))
-        results = await self._all(others)
-        if None in results:
-            return Applied(unfinished=True)
-        refusals = [result for result in results if isinstance(result, Refusal)]
-        if refusals or False in results:
-            return Applied(refusals=tuple(refusals[:1]), blocked=not refusals)
-        return await self._create_pods(creates, uid, until)
+        try:
+            results = await self._all(others)
+            if None in results:
+                return Applied(unfinished=True)
+            refusals = [result for result in results if isinstance(result, Refusal)]
+            if refusals or False in results:
+                return Applied(refusals=tuple(refusals[:1]), blocked=not refusals)
+            return await self._create_pods(creates, uid, until)
+        except Refused as error:
+            return Applied(refusals=(refusal_of(error),))
 
     async def _create_pods(self, creates: Sequence[CreatePod], uid: str, until: float) -> Applied:
         """Start with one create in flight and allow one more after each success.
@@ -180,9 +186,13 @@ class Applier:
         if made is None or isinstance(made, Refusal):
             return made or False
         found, existed = made
-        if existed:
-            usable = found.owner_uid == uid and not found.deleting and not found.mislabelled
-            return usable and str(found.attempt) == labels[names.ATTEMPT]
+        usable = found.owner_uid == uid and not found.deleting and not found.mislabelled
+        usable = usable and str(found.attempt) == labels[names.ATTEMPT]
+        if not existed and not usable:  # else it would be replaced again and again, without a pause
+            await self._delete("Pod", found)
+            return Refusal(reason="PodRejected", message=RELABELLED.format(meta["name"]))
+        if not usable:
+            return False
         if "schedulingGroup" in body["spec"] and not found.pod_group:
             self._caches.gangs.note_dropped()
         return True
@@ -212,8 +222,6 @@ class Applier:
                 found, existed = kind.decode(await self._api.get(f"{folder}/{meta['name']}")), True
         except NotFound:
             return None
-        except Refused as error:
-            return refusal_of(error)
         if not found.owner_uid or found.job != meta["labels"][names.JOB_NAME]:
             return name_conflict(name, meta["name"])
         kind.cache.observe(found, quiet=not existed, found=existed)
@@ -269,7 +277,7 @@ class Applier:
     def _pod_groups(self, namespace: str) -> str:
         return paths.pod_groups(self._caches.gangs.api_version, namespace)
 
-    async def _change_workload(self, action: UpdateWorkload | AdoptWorkload) -> Refusal | bool:
+    async def _change_workload(self, action: UpdateWorkload | AdoptWorkload) -> bool:
         """Return False if it changed or was deleted meanwhile: then the decision may be another one.
 
         The job is reconciled again afterwards: the answer may also show what Kueue wrote since the decision,
@@ -289,8 +297,6 @@ class Applier:
             else:
                 changes = status_change(raw, action.conditions, releases=action.releases)
                 answer = await self._api.patch(f"{path}/status", {"metadata": version, "status": changes})
-        except Refused as error:
-            return refusal_of(error)
         except (Conflict, NotFound):
             return False
         self._caches.workloads.observe(decode_workload(answer), found=True)
@@ -314,8 +320,6 @@ class Applier:
                     await self._delete(cache.kind.kind, found)
                     reverted = await self._api.create(folder, body)
                 raw = reverted
-        except Refused as error:
-            return refusal_of(error)
         except (Conflict, NotFound):  # it changed or was deleted a moment ago
             return False
         cache.observe(cache.kind.decode(raw), quiet=True)

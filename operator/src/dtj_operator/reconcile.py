@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dtj_operator import job_metrics, metrics
-from dtj_operator.apply import Applier
+from dtj_operator.apply import Applied, Applier
 from dtj_operator.engine.worker import TryLater
 from dtj_operator.gather import Gatherer
 from dtj_operator.kube.cache import PodCache
@@ -107,8 +107,7 @@ class Reconciler:
         job_metrics.JOBS.forget(key)
         decision = plan_gone(gone)
         outcome = await self._applier.apply(key, "", decision.actions)
-        if outcome.blocked:
-            raise TryLater("an object of the deleted job changed during the reconcile")
+        _insist(outcome)
         if outcome.unfinished:
             return 0.0
         return _seconds_until(decision.requeue_at, gone.now)
@@ -121,6 +120,7 @@ class Reconciler:
             _log.info("decided", extra={"decision": "DeleteJob", "reason": "ttlSecondsAfterFinished"})
         if s.job.deleting or ends_job:
             self._poller.forget(key)
+            _insist(outcome)
             again_at = s.now if outcome.unfinished else decision.requeue_at
             return _Step(again_s=_seconds_until(again_at, s.now))
         after = s.after(self._cache.of(key), decision.refusals + outcome.refusals)
@@ -213,6 +213,14 @@ class Reconciler:
             )
         else:
             self._poller.stop(key)
+
+
+def _insist(outcome: Applied) -> None:
+    """Try again what was refused about a job that has no status to say it, or changed meanwhile."""
+    if outcome.refusals:
+        _log.warning("the API server refuses a deletion", extra={"error": outcome.refusals[0].message})
+    if outcome.refusals or outcome.blocked:
+        raise TryLater("not all objects of the job could be deleted")
 
 
 def _seconds_until(at: float | None, now: float) -> float | None:

@@ -200,6 +200,33 @@ async def test_creation_stops_at_a_refusal() -> None:
     assert outcome.refusals[0].message == "exceeded quota: small"
 
 
+async def test_refused_deletion_is_reported_and_no_pod_is_created() -> None:
+    async with doing(refuses(403, "Forbidden", "policy: pods stay")) as do:
+        outcome = await do(DeletePod(pod(0).pod), CreatePod(wanted(1)))
+
+    assert [(each.reason, each.message) for each in outcome.refusals] == [
+        ("PodRejected", "policy: pods stay")
+    ]
+    assert do.asked() == ["DELETE digits-0"]
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        param({}, id="removed"),
+        param({**wanted()["metadata"]["labels"], "dtj.dev/attempt": "x"}, id="changed"),
+    ],
+)
+async def test_new_pod_whose_labels_a_webhook_changed_is_deleted_and_reported(labels: Json) -> None:
+    async with doing(says(stored(wanted(), labels=labels)), REMOVED) as do:
+        outcome = await do(CreatePod(wanted()))
+
+    (refusal,) = outcome.refusals
+    assert (refusal.reason, "new pods such as digits-0" in refusal.message) == ("PodRejected", True)
+    assert do.asked() == ["POST pods", "DELETE digits-0"]
+    assert (do.pods.of(KEY), do.again) == ((), []), "it is tried again after the back-off, not at once"
+
+
 async def test_unknown_priority_class_is_reported_with_the_fix() -> None:
     said = 'pods "digits-0" is forbidden: no PriorityClass with name urgent was found'
     async with doing(refuses(403, "Forbidden", said)) as do:

@@ -14,11 +14,12 @@ from dtj_operator.engine.worker import TryLater
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.jobs import Jobs
+from dtj_operator.model.children import Refusal
 from dtj_operator.model.names import Key
 from dtj_operator.plan.actions import Action, CreatePod, DeletePod
-from dtj_operator.plan.snapshot import Snapshot
+from dtj_operator.plan.snapshot import Gone, Snapshot
 from dtj_operator.reconcile import Reconciler
-from tests.support.builders import JobBuilder, at, job, pod
+from tests.support.builders import NOW, JobBuilder, at, job, pod
 from tests.unit.dtj_operator.kube.server import says, serving
 
 Json = dict[str, Any]
@@ -26,16 +27,18 @@ Json = dict[str, Any]
 KEY = Key("ns", "j")
 DONE = Applied()
 RUNNING = job().replicas(2).with_network().running().stored({})
+GONE = Gone(now=NOW, monotonic=NOW)
 
 
 class World:
     """A job as given; no action is refused, no Event is sent, no agent is polled."""
 
-    def __init__(self, snapshot: Snapshot, outcome: Applied) -> None:
+    def __init__(self, snapshot: Snapshot | Gone, outcome: Applied) -> None:
         self.snapshot, self.outcome = snapshot, outcome
 
-    async def gather(self, _: Key, __: Json | None) -> tuple[Snapshot, Json]:
-        return self.snapshot, {"metadata": {"resourceVersion": "7"}}
+    async def gather(self, _: Key, __: Json | None) -> tuple[Snapshot, Json] | Gone:
+        found = self.snapshot
+        return found if isinstance(found, Gone) else (found, {"metadata": {"resourceVersion": "7"}})
 
     async def apply(self, _: Key, __: str, ___: Sequence[Action]) -> Applied:
         return self.outcome
@@ -108,6 +111,20 @@ async def test_new_job_gets_a_status_although_an_old_object_has_to_go_first() ->
     """It may never go, and then the status says so."""
     with pytest.raises(TryLater, match="old objects of the job still exist"):
         await again_s(job().replicas(2).with_network(), Applied(blocked=True))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("found", [RUNNING.deleted("example.com/audit"), GONE], ids=["being deleted", "gone"])
+async def test_refused_deletion_for_a_job_without_a_status_is_logged_and_tried_again(
+    found: JobBuilder | Gone, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = Applied(refusals=(Refusal(reason="PodRejected", message="policy: pods stay"),))
+    world = World(found if isinstance(found, Gone) else found.snapshot(), refused)
+    reconcile = Reconciler(*(world,) * 6, may_act=lambda: True)  # type: ignore[arg-type]
+
+    with pytest.raises(TryLater):
+        await reconcile(KEY)
+    assert [vars(record)["error"] for record in caplog.records] == ["policy: pods stay"]
 
 
 FAILED = job().replicas(2).with_network().recovery(scope="Replica", backoffSeconds=0).running()
