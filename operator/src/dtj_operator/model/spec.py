@@ -8,6 +8,7 @@ are those of the schema (a test compares them).
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from dtj_operator.model import names, quantity
 from dtj_operator.model.json import Json
@@ -19,6 +20,7 @@ MOST_RESTARTS = 1000  # recovery.maxRestarts, as in the schema: status.memory ha
 LONGEST_SHOWN = 200  # characters of a wrong value in a message: a status must not become too long
 NEVER = "Never"  # instead of a number: off
 
+_WHO_RESTARTS = "the operator, not the kubelet, restarts the ranks"
 _RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK", "NNODES", "NPROC_PER_NODE")
 RESERVED_ENV = frozenset((*_RENDEZVOUS, "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
 RESERVED_ENV_PREFIXES = ("DTJ_", "PET_")
@@ -368,9 +370,7 @@ def _template(spec: _Fields) -> Json:
             "must be a label of the job itself: move it to metadata.labels",
         )
     if pod.raw.get("restartPolicy") not in (None, "Never"):
-        raise pod.fail(
-            "restartPolicy", "must be Never or absent: the operator, not the kubelet, restarts the ranks"
-        )
+        raise pod.fail("restartPolicy", f"must be Never or absent: {_WHO_RESTARTS}")
     for owned in ("hostname", "subdomain"):
         if pod.raw.get(owned):
             raise pod.fail(owned, "must be absent: the operator sets it, so that the ranks find each other")
@@ -384,6 +384,9 @@ def _template(spec: _Fields) -> Json:
             name = str(variable.raw.get("name"))
             if name in RESERVED_ENV or name.startswith(RESERVED_ENV_PREFIXES):
                 raise variable.fail("name", "must be absent: the operator sets this variable")
+        restarts = container.raw.get("restartPolicy"), container.raw.get("restartPolicyRules") or None
+        if restarts not in ((None, None), ("Never", None)) and container.raw is _trainer(template.raw):
+            raise container.fail("restartPolicy", f"must be Never, without rules, or absent: {_WHO_RESTARTS}")
     return dict(template.raw)
 
 
@@ -407,10 +410,10 @@ def _accelerators(template: Json) -> dict[str, int]:
     }
 
 
-def _trainer(template: Json) -> Json:
+def _trainer(template: Mapping[str, Any]) -> Json:
     """The container that runs the ranks."""
     containers: list[Json] = template["spec"]["containers"]
-    return next((c for c in containers if c["name"] == names.TRAINER_CONTAINER), containers[0])
+    return next((c for c in containers if c.get("name") == names.TRAINER_CONTAINER), containers[0])
 
 
 def _recovery(fields: _Fields) -> Recovery:

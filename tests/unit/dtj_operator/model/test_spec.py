@@ -52,10 +52,11 @@ def test_auto_means_the_accelerators_of_the_training_container(resources, proces
 
 
 def test_container_named_trainer_runs_the_ranks_in_any_position() -> None:
-    made = job().pod_spec(containers=[{"name": "logs"}, {"name": "trainer"}])
+    logs = {"name": "logs", "restartPolicy": "Always"}  # only the container with the ranks may not have this
+    made = job().pod_spec(containers=[logs, {"name": "trainer"}])
     other = job().pod_spec(containers=[{"name": "main"}, {"name": "logs"}])
 
-    assert made.job().trainer == "trainer"
+    assert (made.job().trainer, made.job().error) == ("trainer", None)
     assert other.job().trainer == "main"
 
 
@@ -141,6 +142,16 @@ PVC = {"persistentVolumeClaim": {"claimName": "runs"}}
             job().pod_spec(restartPolicy="Always"),
             "spec.template.spec.restartPolicy",
             id="restartPolicy Always",
+        ),
+        param(
+            job().container(restartPolicy="Always"),
+            "spec.template.spec.containers[0].restartPolicy",
+            id="restartPolicy Always of the container with the ranks",
+        ),
+        param(
+            job().container(restartPolicyRules=[{"action": "Restart"}]),
+            "spec.template.spec.containers[0].restartPolicy",
+            id="the kubelet restarts ranks by their exit code",
         ),
         param(job().pod_spec(hostname="x"), "spec.template.spec.hostname", id="a hostname in the template"),
         param(

@@ -25,6 +25,9 @@ from dtj_operator.plan.policies.size import participating
 from dtj_operator.plan.snapshot import Snapshot
 
 MAX_BACKOFF_S = 300.0
+MOST_AT_ONCE = (
+    10  # restarts in a row without any back-off: after these, one a second, or the API server suffers
+)
 RAN_WELL_S = 600.0  # in phase Running; counts as progress of a program that reports no steps
 BACKOFF_JITTER = 0.2  # of the delay, plus or minus: after an outage a thousand jobs must not restart in step
 MAX_REPLACED = 100  # pods at once; with more the whole job restarts, which keeps the status small
@@ -137,7 +140,9 @@ def backoff_until(s: Snapshot) -> float:
     if s.memory.phase != RECOVERING or s.memory.changed_at is None or _skips_backoff(s):
         return s.now
     doublings = min(max(_in_a_row(s) - 1, 0), 30)
-    delay = min(MAX_BACKOFF_S, s.job.recovery.backoff_s * 2.0**doublings)
+    delay = min(MAX_BACKOFF_S, s.job.recovery.backoff_s * 2.0**doublings) or float(
+        _in_a_row(s) > MOST_AT_ONCE
+    )
     if s.memory.changed_at > s.now + delay:
         return s.now  # the clock was set back since then, so the start of the delay is unknown
     so_far = s.memory.restarts.counted + s.memory.restarts.disruptions

@@ -561,6 +561,14 @@ def test_only_a_fault_that_may_repeat_is_delayed(fields, waits) -> None:
     assert (restart_policy.backoff_until(given.snapshot()) > NOW) == waits
 
 
+@pytest.mark.parametrize(("row", "waits"), [(10, False), (11, True)])
+def test_endless_restarts_are_delayed_even_if_the_job_wants_no_back_off(row: int, waits: bool) -> None:
+    """As those of pods that another controller deletes again and again, which no budget ends."""
+    given = job().was("Recovering", lastTransitionTime=at(0), **restarts(uncounted=row))
+
+    assert (restart_policy.backoff_until(given.recovery(backoffSeconds=0).snapshot()) > NOW) == waits
+
+
 def test_back_off_is_the_same_at_every_reconcile_and_different_for_every_attempt() -> None:
     def until(attempt: int) -> float:
         return restart_policy.backoff_until(job().was("Recovering", attempt=attempt).snapshot())
