@@ -369,6 +369,17 @@ def test_lost_peer_without_a_cause_is_decided_after_a_delay() -> None:
     assert found.tick(NOW + CAUSE_WAIT_S) == [Form(2, frozenset({0, 1, 2}), 3)]
 
 
+def test_lost_peer_that_had_ended_without_a_failure_is_named() -> None:
+    found = formed(restarts=0)
+    found.ended(end(1, 0), 1, NOW)
+    found.ended(end(0, 76), 1, NOW)
+    (over,) = found.tick(NOW + CAUSE_WAIT_S) or found.tick(NOW + CAUSE_WAIT_S + VERDICT_S)
+    assert isinstance(over, End)
+    assert over.culprit
+    assert (over.culprit.cause, found.ended_early) == ("PeerLost", [1])
+    assert over.culprit.message == "rank 1 ended without a failure while other ranks still needed it"
+
+
 def not_reached(found: Membership, now: float) -> list[Action]:
     """All ranks are ready, and two of them cannot reach each other."""
     generation = found.state.generation

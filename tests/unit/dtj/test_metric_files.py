@@ -39,6 +39,14 @@ def test_table_gets_a_column_for_a_later_value_also_after_a_restart(tmp_path: Pa
     ]
 
 
+def test_metric_with_the_name_of_a_field_is_a_curve_and_changes_no_step(tmp_path: Path) -> None:
+    file = tmp_path / "run.csv"
+    reading = READING | {"epoch": 2, "metrics": {"step": 7.0, "epoch": 1.5, "totalSteps": 3.0}}
+    metric_files.open_for(str(file), step=0).write(reading)
+    assert file.read_text().splitlines() == ["step,epoch,loss,samplesPerSecond,totalSteps", "4,2,0.5,8.0,3.0"]
+    assert dict(metric_files.curves(reading))["epoch"] == 1.5
+
+
 def test_event_files_hide_the_steps_that_a_restart_repeats(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import signal
+import traceback
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -171,3 +173,36 @@ def test_earlier_failure_of_another_pod_is_repeated_beside_an_own_one(
     culprit = end(1, 5)
     assert outcome.came_first(culprit, own, ranks=range(2, 4)) is expected
     assert not outcome.came_first(culprit, own, ranks=range(2))
+
+
+def _raise_group() -> None:
+    raise ExceptionGroup("two loaders", [ValueError("a"), TypeError("b")])
+
+
+def _raise_with_lines() -> None:
+    error = RuntimeError(
+        "CUDA error: out of bounds\nCUDA kernel errors might be reported later.\n  1. launch"
+    )
+    error.add_note("step 3")
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("fail", "line"),
+    [
+        (_raise_with_lines, "RuntimeError: CUDA error: out of bounds"),
+        (_raise_group, "ExceptionGroup: two loaders (2 sub-exceptions)"),
+        (lambda: compile("def f(:", "train.py", "exec"), "SyntaxError: invalid syntax"),
+    ],
+)
+def test_headline_of_a_traceback_is_the_first_line_of_its_error(
+    fail: Callable[[], object], line: str
+) -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - of any type
+        fail()
+    text = "".join(traceback.format_exception(caught.value))
+    assert outcome.headline(text) == line
+
+
+def test_headline_without_a_traceback_is_the_last_line() -> None:
+    assert outcome.headline("usage: train.py\nerror: no data") == "error: no data"

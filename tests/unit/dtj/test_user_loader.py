@@ -60,6 +60,14 @@ def test_loader_without_a_batch_is_refused() -> None:
         feed(divided(3, drop_last=True), size=2)
 
 
+def test_batch_that_is_none_is_refused() -> None:
+    """As a collate function returns it if it leaves out all samples of a batch."""
+    f = feed(divided(4, shuffle=False, collate_fn=lambda found: None if 2 in found else found))
+    assert read(f, 1) == [0, 1]
+    with pytest.raises(RecipeError, match=r"DataLoader yielded None instead of a batch\n.*collate_fn must"):
+        read(f, 1)
+
+
 @pytest.mark.parametrize("sizes", [(2, 2), (2, 3), (3, 1)])
 def test_epoch_continues_with_another_number_of_ranks(sizes: tuple[int, int]) -> None:
     before, after = ([feed(divided(18), rank=rank, size=size) for rank in range(size)] for size in sizes)

@@ -75,8 +75,7 @@ class Stopped(SystemExit):
 
 def is_peer_loss(error: BaseException) -> bool:
     """The error is a consequence of a lost peer: a collective failed because another rank is gone."""
-    text = str(error)
-    if not isinstance(error, RuntimeError) or not _PEER_LOST.search(text):
+    if not isinstance(error, RuntimeError) or not _PEER_LOST.search(text := str(error)):
         return False
     is_torchs = type(error).__name__ in _TYPES and type(error).__module__.startswith("torch")
     return is_torchs or bool(_NETWORK.search(text) and not _is_raised_outside_torch(error))

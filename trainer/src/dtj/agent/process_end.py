@@ -6,12 +6,15 @@ frees the memory at once.
 
 import atexit
 import contextlib
+import ctypes
+import gc
+import io
 import os
 import sys
 import threading
 import traceback
 import weakref
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 def end(code: int) -> NoReturn:
@@ -25,10 +28,9 @@ def end(code: int) -> NoReturn:
 
 
 def end_now(code: int) -> NoReturn:
-    """End this process without its exit functions, once its output is written."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # the program may have closed it, or replaced it
-            stream.flush()
+    """End this process without its exit functions, once what it wrote is in its files."""
+    with contextlib.suppress(Exception):
+        _write_files()
     os._exit(code)
 
 
@@ -37,6 +39,22 @@ def run_exit_functions() -> None:
     threading._shutdown()  # type: ignore[attr-defined]
     _leave_operators()
     atexit._run_exitfuncs()
+
+
+def _write_files() -> None:
+    """Write what open files still hold in memory: the interpreter would close them as it takes them apart."""
+    streams: list[Any] = [sys.stdout, sys.stderr]
+    found = [each for each in gc.get_objects() if issubclass(type(each), io.IOBase)] + streams
+    # A compressed file, for example, writes its end when it is closed, to a file that is among these, too.
+    wrappers = [each for each in found if type(each).__module__ not in {"_io", "io"} and each not in streams]
+    for act in [
+        *(each.flush for each in found),
+        *(each.close for each in wrappers),
+        *(each.flush for each in found),
+    ]:
+        with contextlib.suppress(Exception):  # the program may have closed it
+            act()
+    ctypes.CDLL(None).fflush(None)
 
 
 def _leave_operators() -> None:

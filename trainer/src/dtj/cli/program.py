@@ -4,6 +4,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 from dtj.agent.rank.main import Program
 from dtj.cli import modules, recipe_cli
@@ -18,9 +19,12 @@ def script(path: str, words: Sequence[str]) -> Program:
         )
 
     def program() -> None:
+        file = Path(path).absolute()
         sys.argv = [path, *words]
-        sys.path.insert(0, str(Path(path).resolve().parent))
-        runpy.run_path(path, run_name="__main__")
+        sys.path.insert(0, str(file.resolve().parent))
+        main = _new_main()
+        main.__file__ = str(file)
+        exec(compile(file.read_bytes(), file, "exec"), vars(main))
 
     return program
 
@@ -32,7 +36,8 @@ def module(name: str, words: Sequence[str]) -> Program:
         sys.argv = [name, *words]
         sys.path.insert(0, "")
         modules.check_runnable(name)
-        runpy.run_module(name, run_name="__main__", alter_sys=True)
+        _new_main()
+        runpy._run_module_as_main(name)  # type: ignore[attr-defined]  # what Python itself calls
 
     return program
 
@@ -50,3 +55,11 @@ def recipe(target: str, words: Sequence[str]) -> Program:
         train(recipe_cli.build(target, words))
 
     return program
+
+
+def _new_main() -> ModuleType:
+    """The module `__main__` of this process. It stays until the end: threads and exit functions may need it,
+    to pickle an object of a class of the script, for example.
+    """
+    sys.modules["__main__"] = found = ModuleType("__main__")
+    return found

@@ -26,6 +26,7 @@ from dtj.ranks import random_state
 
 # A position is epoch x _EPOCH + what that epoch has consumed: samples of all ranks, or batches of one rank.
 _EPOCH = 1 << 40
+_END = object()
 _KEPT = (
     *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"),
     *("prefetch_factor", "persistent_workers", "in_order", "drop_last"),
@@ -130,8 +131,13 @@ class UserLoader:
         if self._next != position or self._items is None:
             self._items = self._batches_from(epoch, done)
         while len(self._data) < wanted:
-            item = next(self._items, None)
-            if item is not None:
+            item = next(self._items, _END)
+            if item is None:
+                raise RecipeError(
+                    f"the loader {self._kind} yielded None instead of a batch",
+                    fix="collate_fn must return a batch: leave bad samples out of the dataset itself",
+                )
+            if item is not _END:
                 self._data.append(as_batch(item))
                 done = self._batches.after(done, 1)
             elif left is None and done:

@@ -17,7 +17,7 @@ from dtj.telemetry.heartbeat import SharedHeartbeat
 
 
 class BusyTime:
-    """Observes the first optimizer that makes a step, and records the busy time in the heartbeat."""
+    """Observes one optimizer at a time, and records the busy time in the heartbeat."""
 
     def __init__(self, heartbeat: SharedHeartbeat) -> None:
         self._heartbeat = heartbeat
@@ -25,12 +25,20 @@ class BusyTime:
         self._waited = 0.0
         self._left: float | None = None  # end of the previous step
         self._detours = heartbeat.detours
-        self._is_watching = False
+        self._hook: Any = None
 
-    def before_step(self, optimizer: Any) -> None:
+    def watch(self, optimizer: Any) -> None:
+        """Observe this optimizer from now on: hook its first parameter, whose gradient usually comes last."""
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook = self._arrived = self._left = None
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        first = next((p for p in parameters if p.requires_grad and p.is_leaf), None)
+        if first is not None and first.device.type == "cpu":
+            self._hook = first.register_post_accumulate_grad_hook(self._arrive)
+
+    def before_step(self) -> None:
         """Called before the optimizer step: the gradients are averaged."""
-        if not self._is_watching:
-            self._watch(optimizer)
         if self._arrived is not None:
             self._waited = time.perf_counter() - self._arrived
 
@@ -41,14 +49,6 @@ class BusyTime:
         if is_plain and self._left is not None and self._heartbeat.is_compared:
             self._heartbeat.worked(now - self._left - self._waited)
         self._left, self._arrived, self._detours = now, None, self._heartbeat.detours
-
-    def _watch(self, optimizer: Any) -> None:
-        """Hook the first parameter, whose gradient usually comes last."""
-        self._is_watching = True
-        parameters = (p for group in optimizer.param_groups for p in group["params"])
-        first = next((p for p in parameters if p.requires_grad and p.is_leaf), None)
-        if first is not None and first.device.type == "cpu":
-            first.register_post_accumulate_grad_hook(self._arrive)
 
     def _arrive(self, _parameter: Any) -> None:
         self._arrived = time.perf_counter()

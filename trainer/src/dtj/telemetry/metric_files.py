@@ -20,7 +20,7 @@ from dtj.errors import RecipeError
 
 TENSORBOARD = "tensorboard:"
 # Fields of a line that are not curves.
-_NOT_CURVES = ("step", "totalSteps", "epoch", "etaSeconds")
+_NOT_CURVES = ("step", "totalSteps", "epoch", "etaSeconds", "metrics")
 
 
 class MetricFile(Protocol):
@@ -63,7 +63,8 @@ class Table:
                 self._columns = next(csv.reader(file), [])
 
     def write(self, reading: dict[str, Any]) -> None:
-        row = {"step": reading["step"], "epoch": reading["epoch"]} | dict(curves(reading))
+        own = {"step": reading["step"], "epoch": reading["epoch"]}
+        row = own | dict(curves(reading)) | own  # whatever the program calls its metrics
         with contextlib.suppress(OSError):
             new = [name for name in row if name not in self._columns]
             if new:
@@ -129,9 +130,9 @@ def open_for(target: str, *, step: int) -> MetricFile:
 
 def curves(reading: dict[str, Any]) -> Iterator[tuple[str, float]]:
     """Yield (name, value) of what can be plotted over steps."""
-    flat = {name: value for name, value in reading.items() if name != "metrics"} | reading["metrics"]
-    for name, value in flat.items():
-        if value is not None and name not in _NOT_CURVES:
+    own = [(name, value) for name, value in reading.items() if name not in _NOT_CURVES]
+    for name, value in (*own, *reading["metrics"].items()):
+        if value is not None:
             yield name, value
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict
 
 from dtj.agent.coordinator.agent_links import AgentLinks
 from dtj.agent.coordinator.ledger import Ledger
-from dtj.agent.coordinator.membership import Membership
+from dtj.agent.coordinator.membership import ENDED_EARLY, Membership
 from dtj.agent.coordinator.store import Store
 from dtj.agent.coordinator.watch.hang import Watchdog
 from dtj.agent.coordinator.watch.monitor import Monitor
@@ -217,6 +217,9 @@ class Coordinator:
         return self.membership.ended(ending, generation, now)
 
     def _act(self, actions: list[Action]) -> None:
+        early, self.membership.ended_early = self.membership.ended_early, []
+        if early:
+            self._log(f"rank {some(early)} {ENDED_EARLY}")
         for action in actions:
             match action:
                 case Form():

@@ -51,6 +51,7 @@ _RANKS_PER_S = 25
 # from 1 again, so it is not known whether it continues from a checkpoint.
 LIFE_STEPS = 10  # beyond its first
 LIFE_S = 2.0  # after its first step
+ENDED_EARLY = "ended without a failure while other ranks still needed it"
 
 
 @dataclass(kw_only=True)
@@ -66,6 +67,7 @@ class Membership:
     is_formed: bool = False
     is_over: bool = False
     culprit: Ending | None = None  # of a job that is over
+    ended_early: list[int] = field(default_factory=list)  # ranks without which the others could not continue
     stopping: set[int] = field(default_factory=set)  # replicas whose pod was asked to terminate
     _healable: set[int] = field(default_factory=set)
     _ready: set[int] = field(default_factory=set)
@@ -287,6 +289,10 @@ class Membership:
         culprit = first_cause([*self._incident.values(), *self._failing.values()])
         if culprit is None:
             return self.renew()
+        if culprit.cause == "PeerLost" and self._done:
+            self.ended_early = sorted(self._done)
+            why = f"rank {self.ended_early[0]} {ENDED_EARLY}"
+            culprit = replace(culprit, message=f"{culprit.message}\n{why}".lstrip())
         is_cut = self._is_unformed and culprit.cause == "PeerLost"
         self.state = replace(self.state, unformed=self.state.unformed + 1 if is_cut else 0)
         if self.state.unformed == 1:  # the first time is free: more time may be enough

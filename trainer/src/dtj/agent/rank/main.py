@@ -23,8 +23,7 @@ from dtj.agent.wire import outcome
 from dtj.copies import slot
 from dtj.errors import DtjError, is_peer_loss
 from dtj.ranks import control_pipe
-from dtj.telemetry import heartbeat, report_pipe
-from dtj.telemetry.busy_time import BusyTime
+from dtj.telemetry import heartbeat, optimizer_steps, report_pipe
 from dtj.telemetry.heartbeat import SharedHeartbeat
 
 Program = Callable[[], None]
@@ -97,47 +96,9 @@ def _prepare_torch(threads: int) -> None:
     from dtj.ranks.world import choose_store  # noqa: PLC0415
 
     torch.set_num_threads(threads)  # the libraries read OMP_NUM_THREADS before the fork
-    _count_steps()
+    optimizer_steps.count()
     if int(os.environ[contract.WORLD_SIZE]) > 1:
         choose_store()
-
-
-def _count_steps() -> None:
-    """Count the steps of programs that do not use dtj: those of the first optimizer that steps."""
-    from torch.optim.optimizer import (  # noqa: PLC0415
-        register_optimizer_step_post_hook,
-        register_optimizer_step_pre_hook,
-    )
-
-    first: list[object] = []
-    done = 0
-    busy_time = BusyTime(heartbeat.mine)
-
-    def before(optimizer: object, *_: object) -> None:
-        if not first:
-            first.append(optimizer)
-        if optimizer is first[0]:
-            busy_time.before_step(optimizer)
-
-    def after(optimizer: object, *_: object) -> None:
-        nonlocal done
-        if optimizer is first[0]:
-            done = done + 1 if done else _steps_made(optimizer)
-            busy_time.after_step()
-            heartbeat.mine.optimized(done)
-
-    register_optimizer_step_pre_hook(before)
-    register_optimizer_step_post_hook(after)
-
-
-def _steps_made(optimizer: Any) -> int:
-    """Steps of an optimizer after its first step; includes those before a restart, if it counts them.
-
-    Otherwise a script that resumes from its own checkpoint would seem to make no progress.
-    """
-    kept: list[Any] = [state.get("step") for state in optimizer.state.values() if isinstance(state, dict)]
-    counts = [step for step in kept if isinstance(step, int) or getattr(step, "ndim", None) == 0]
-    return max(map(int, counts), default=1)
 
 
 def _run(program: Program) -> int:

@@ -117,5 +117,5 @@ def _headline(process: RankProcess, ending: Ending) -> str:
     if process.is_for_people():
         return ending.message
     if ending.message:
-        return f"rank {ending.rank} failed: {ending.message.splitlines()[-1]}"
+        return f"rank {ending.rank} failed: {outcome.headline(ending.message)}"
     return outcome.describe(ending, ending.step)

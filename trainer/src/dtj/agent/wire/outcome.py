@@ -5,6 +5,7 @@ are secondary, even if they died earlier.
 """
 
 import json
+import re
 import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -17,6 +18,7 @@ from dtj.agent.wire.checked import checked
 MESSAGE_BYTES = 4000
 _LAST_REPORTED = ("totalSteps", "epoch", "loss", "samplesPerSecond")
 _CULPRIT_BYTES = 2800  # of the 4,096 of a termination message
+_GROUP = re.compile(r"^ +\| ")  # before each line of an exception of an ExceptionGroup
 _LINE = 300  # characters of another rank's error in the sentence about it
 
 
@@ -156,13 +158,12 @@ def termination_fields(
 
 def echo(culprit: Ending, *, now: datetime) -> Ending:
     """The ending of a pod whose ranks were healthy when a rank of another replica failed the job."""
-    lines = describe(culprit, culprit.step).splitlines()
     return Ending(
         rank=culprit.rank,
         code=contract.EXIT_PEER_LOST,
         at=now,
         step=culprit.step,
-        message=f"lost a peer: {lines[-1][:_LINE]}",
+        message=f"lost a peer: {headline(describe(culprit, culprit.step))[:_LINE]}",
     )
 
 
@@ -216,6 +217,14 @@ def describe(culprit: Ending, step: int | None) -> str:
         )
     hint = " (often the kernel's OOM killer: out of memory)" if culprit.signal == signal.SIGKILL else ""
     return f"rank {culprit.rank} was killed by {name_of(culprit.signal)} {when}{hint}"
+
+
+def headline(message: str) -> str:
+    """The first line of the error that a traceback ends with; without a traceback the last line."""
+    lines = [_GROUP.sub("", line) for line in message.splitlines()]
+    frames = [number for number, line in enumerate(lines) if line.startswith("  File ")]
+    after = lines[frames[-1] :] if frames else []
+    return next((line for line in after if line and not line.startswith(" ")), lines[-1])
 
 
 def name_of(number: int) -> str:

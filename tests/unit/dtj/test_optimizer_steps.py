@@ -1,0 +1,78 @@
+"""Which steps of a program that does not use dtj are counted, and when it shows that it is alive."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from dtj.telemetry import heartbeat
+from dtj.telemetry.heartbeat import SharedHeartbeat
+from dtj.telemetry.optimizer_steps import OptimizerSteps
+
+
+class Steps:
+    """Steps of optimizers as torch's hooks announce them."""
+
+    def __init__(self) -> None:
+        self._steps = OptimizerSteps()
+
+    def make(self, optimizer: torch.optim.Optimizer, count: int = 1) -> None:
+        for _ in range(count):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.sum().backward()
+            self._steps.before(optimizer)
+            optimizer.step()
+            self._steps.after(optimizer)
+
+
+@pytest.fixture
+def mine(monkeypatch: pytest.MonkeyPatch) -> SharedHeartbeat:
+    """The heartbeat of this process."""
+    monkeypatch.setattr(heartbeat, "mine", SharedHeartbeat())
+    return heartbeat.mine
+
+
+def optimizer() -> torch.optim.Optimizer:
+    return torch.optim.Adam([torch.nn.Parameter(torch.ones(1))])
+
+
+def test_only_the_steps_of_one_optimizer_are_counted_but_all_are_signs_of_life(mine: SharedHeartbeat) -> None:
+    critic, generator, steps = optimizer(), optimizer(), Steps()
+    for _ in range(4):
+        steps.make(critic)
+        steps.make(generator, 5)
+    assert (mine.step, mine.signs) == (4, 24)
+
+
+def test_count_continues_with_the_optimizer_of_the_next_model(mine: SharedHeartbeat) -> None:
+    steps = Steps()
+    first, second = optimizer(), optimizer()
+    steps.make(first, 3)
+    steps.make(second, 100)
+    assert mine.step == 3  # the first one may still be used
+    steps.make(second, 20)
+    assert (mine.step, mine.busy_time[0]) == (23, 2 + 19)
+
+
+def test_model_that_the_program_drops_is_freed_and_the_next_one_is_counted(mine: SharedHeartbeat) -> None:
+    steps = Steps()
+    first = optimizer()
+    steps.make(first, 3)
+    weight = weakref.ref(first.param_groups[0]["params"][0])
+    del first
+    gc.collect()
+    assert weight() is None
+    steps.make(optimizer(), 2)
+    assert mine.step == 5
+
+
+def test_count_of_a_resumed_optimizer_continues(mine: SharedHeartbeat) -> None:
+    before, after = optimizer(), optimizer()
+    Steps().make(before, 7)
+    after.load_state_dict(before.state_dict())
+    Steps().make(after)
+    assert mine.step == 8

@@ -1,0 +1,68 @@
+"""Counts the steps of a program that does not use dtj: those of one of its optimizers."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from dtj.telemetry import heartbeat
+from dtj.telemetry.busy_time import BusyTime
+
+# So many steps of other optimizers, and none of the one that is counted: that one is no longer used.
+_MOST_OF_OTHERS = 100
+
+
+def count() -> None:
+    """Count from now on; called in a rank, before its program."""
+    from torch.optim.optimizer import (  # noqa: PLC0415 - loaded by the agent before the fork
+        register_optimizer_step_post_hook,
+        register_optimizer_step_pre_hook,
+    )
+
+    steps = OptimizerSteps()
+    register_optimizer_step_pre_hook(steps.before)
+    register_optimizer_step_post_hook(steps.after)
+
+
+class OptimizerSteps:
+    """Counts the steps of the first optimizer; if it is gone or no longer used, those of another one.
+
+    A program may train one model after the other, each with an optimizer of its own. A step of any of them
+    is a sign of life.
+    """
+
+    def __init__(self) -> None:
+        self._counted: Callable[[], object] = lambda: (
+            None
+        )  # weak: the program may want the memory of its model
+        self._done = 0
+        self._of_others = 0  # since the last counted step
+        self._busy_time = BusyTime(heartbeat.mine)
+
+    def before(self, optimizer: Any, *_: object) -> None:
+        """Called before each step of any optimizer."""
+        if self._counted() is None or self._of_others >= _MOST_OF_OTHERS:
+            self._counted, self._of_others = weakref.ref(optimizer), 0
+            self._busy_time.watch(optimizer)
+        if self._counted() is optimizer:
+            self._busy_time.before_step()
+
+    def after(self, optimizer: Any, *_: object) -> None:
+        """Called after each step of any optimizer."""
+        if self._counted() is optimizer:
+            self._done = self._done + 1 if self._done else _steps_made(optimizer)
+            self._of_others = 0
+            self._busy_time.after_step()
+        else:
+            self._of_others += 1
+        if self._done:
+            heartbeat.mine.optimized(self._done)
+
+
+def _steps_made(optimizer: Any) -> int:
+    """Steps of an optimizer after its first step; includes those before a restart, if it counts them.
+
+    Otherwise a script that resumes from its own checkpoint would seem to make no progress.
+    """
+    kept: list[Any] = [state.get("step") for state in optimizer.state.values() if isinstance(state, dict)]
+    counts = [step for step in kept if isinstance(step, int) or getattr(step, "ndim", None) == 0]
+    return max(map(int, counts), default=1)
