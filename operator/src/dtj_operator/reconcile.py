@@ -72,13 +72,9 @@ class Reconciler:
         try:
             return await self._bring_closer(key)
         except RecursionError:
-            await self._report_too_deep(key)
+            note = "a field of spec.template is nested too deeply to be read; remove it"
+            self._warn(key, await self._jobs.uid(key), "TooDeep", note)
             raise
-
-    async def _report_too_deep(self, key: Key) -> None:
-        """Send an Event about a job whose template is nested too deeply to be handled."""
-        note = "a field of spec.template is nested too deeply to be read; remove it"
-        self._warn(key, await self._jobs.uid(key), "TooDeep", note)
 
     def _warn(self, key: Key, uid: str, reason: str, note: str) -> None:
         """Send an Event about a job whose status cannot say it."""

@@ -37,11 +37,6 @@ class Fault:
         return self.reason == "PeerLost"
 
     @property
-    def rejected(self) -> bool:
-        """Whether the kubelet did not admit the pod, such as to a node whose devices are gone."""
-        return self.reason == "Evicted" and not self.disruption and self.exit_code is None
-
-    @property
     def sentence(self) -> str:
         replica, node = f"replica {self.replica}", f" on node {self.node}" if self.node else ""
         last = last_line(self.message)[:300]

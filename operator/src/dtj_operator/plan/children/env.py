@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from dtj_operator.model import names, quantity
 from dtj_operator.model.json import Json
-from dtj_operator.model.spec import Job, ResumeFrom
+from dtj_operator.model.spec import Job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,13 +97,9 @@ def _folders(job: Job) -> Iterator[tuple[str, object]]:
         return
     mount = job.checkpoint.mount_path
     yield "DTJ_CHECKPOINT_DIR", posixpath.join(mount, job.namespace, job.name, job.uid[:8])
-    if job.checkpoint.resume_from:
-        yield "DTJ_RESUME_DIR", posixpath.join(mount, _resume_path(job, job.checkpoint.resume_from))
-
-
-def _resume_path(job: Job, earlier: ResumeFrom) -> str:
-    """Path below the mount; of an earlier job it is the folder of all runs with that name."""
-    return earlier.path or posixpath.join(job.namespace, earlier.job or "")
+    if earlier := job.checkpoint.resume_from:  # of an earlier job: the folder of all runs with that name
+        path = earlier.path or posixpath.join(job.namespace, earlier.job or "")
+        yield "DTJ_RESUME_DIR", posixpath.join(mount, path)
 
 
 def _defaults(job: Job, container: Json) -> Iterator[tuple[str, object]]:

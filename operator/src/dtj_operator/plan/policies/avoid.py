@@ -29,7 +29,6 @@ AVOID_S = 3600.0  # after the last fault
 CAPACITY_WAIT_S = 10.0  # the capacity of old pods takes a moment to become free
 LOST_WAIT_S = 60.0  # by then the scheduler knows that a node is lost
 LEASE_SPREAD_S = 15.0  # kubelets renew every 10 s, so Leases of nodes lost together expire this far apart
-NOT_NODE_FAULTS = ("Evicted", "PeerLost", blame.STOPPED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +148,10 @@ def _lost_together(s: Snapshot, fault: Fault) -> list[str]:
 
 
 def _counts_against_node(s: Snapshot, fault: Fault) -> bool:
-    if not fault.node or (fault.reason in NOT_NODE_FAULTS and not fault.rejected):
+    if not fault.node or fault.reason in ("PeerLost", blame.STOPPED):
         return False
+    if fault.reason == "Evicted":  # by its kubelet before it ran, such as on a node without its devices
+        return fault.exit_code is None and not fault.disruption
     return fault.reason not in blame.PROGRAM_ERRORS or not _failed_elsewhere(s, fault)
 
 

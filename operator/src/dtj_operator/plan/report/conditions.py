@@ -3,7 +3,7 @@
 A condition is absent until it applies. lastTransitionTime changes only with the status of the condition.
 """
 
-from dtj_operator.model import ranges, times
+from dtj_operator.model import names, ranges, times
 from dtj_operator.model.children import Refusal
 from dtj_operator.model.json import Json
 from dtj_operator.model.memory import FINAL, RECOVERING, RUNNING, SUCCEEDED, SUSPENDED
@@ -159,7 +159,7 @@ def _pods_ready(s: Snapshot, verdict: Verdict | None, phase: str) -> Found:
     warned = "".join(f"; {caution.message}" for caution in cautions(s))
     if ready >= s.job.replicas:
         return "PodsReady", True, "AllReady", f"{summary}{warned}"
-    return "PodsReady", False, "Starting", f"{summary}{_gates(s)}{warned}"
+    return "PodsReady", False, "Starting", f"{summary}{_waits(s)}{warned}"
 
 
 def _healthy(s: Snapshot, verdict: Verdict | None, phase: str) -> Found | None:
@@ -291,8 +291,14 @@ def _blocked(reason: str, message: str, fix: str | None = None) -> Refusal:
     return Refusal(reason=reason, message=f"{message}; {fix}" if fix else message)
 
 
-def _gates(s: Snapshot) -> str:
-    gated = any(
-        (c := pod.condition("PodScheduled")) and c.reason == "SchedulingGated" for pod in s.current.values()
-    )
-    return "; waiting for their scheduling gates" if gated else ""
+def _waits(s: Snapshot) -> str:
+    """What the pods wait for, if nothing blocks them."""
+    left = sum(pod.deleting and _is_waited_for(s, pod) for pod in s.obsolete)
+    if left:
+        return f"; {pods_are(left)} still terminating"
+    unplaced = [pod.condition("PodScheduled") for pod in s.current.values() if not pod.node]
+    if any(found is not None and found.reason == "SchedulingGated" for found in unplaced):
+        return "; waiting for their scheduling gates"
+    scheduler = s.job.template["spec"].get("schedulerName", names.DEFAULT_SCHEDULER)
+    unseen = unplaced.count(None)
+    return f"; {scheduler} has not tried to place {unseen} of them yet" if unseen else ""

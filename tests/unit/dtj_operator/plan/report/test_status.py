@@ -3,6 +3,7 @@
 import pytest
 
 from dtj_operator.model.agent_status import Progress
+from dtj_operator.model.views import ConditionView
 from dtj_operator.plan.actions import Fail, Fault, Restart, Resume, Succeed, Suspend, Verdict
 from dtj_operator.plan.policies.restart import restart
 from dtj_operator.plan.report import pace
@@ -153,6 +154,45 @@ def test_suspended_job_says_how_many_pods_have_not_ended(
 
     assert status["conditions"][0]["message"] == message
     assert status.get("message", "the job has no pods while it is suspended") == message
+
+
+GATED = (
+    pod(1)
+    .unschedulable()
+    ._with(conditions=(ConditionView(type="PodScheduled", status="False", reason="SchedulingGated"),))
+)
+OLD = pod(1).running().deleting()
+
+
+@pytest.mark.parametrize(
+    ("given", "waits"),
+    [
+        param(
+            TWO.having(pod(0), pod(1)), "; default-scheduler has not tried to place 2 of them yet", id="new"
+        ),
+        param(
+            TWO.pod_spec(schedulerName="vulcano").having(pod(0).on("n0"), pod(1)),
+            "; vulcano has not tried to place 1 of them yet",
+            id="a scheduler that does not exist",
+        ),
+        param(TWO.having(pod(0), GATED), "; waiting for their scheduling gates", id="gates"),
+        param(TWO.having(pod(0).on("n0"), pod(1).on("n1")), "", id="on their nodes"),
+        param(
+            TWO.having(OLD, pod(0).running().deleting()).was("Recovering", attempt=1),
+            "; 2 pods are still terminating",
+            id="an attempt before",
+        ),
+        param(
+            TWO.having(OLD.owned_by("before")),
+            "; 1 pod is still terminating",
+            id="a deleted job of this name",
+        ),
+    ],
+)
+def test_job_that_is_starting_says_what_its_pods_wait_for(given: JobBuilder, waits: str) -> None:
+    ready = new_status(given.snapshot(), None)["conditions"][0]
+
+    assert (ready["reason"], ready["message"]) == ("Starting", f"0 of 2 pods are ready{waits}")
 
 
 def test_image_that_runs_as_root_is_reported_with_the_fix() -> None:
