@@ -12,7 +12,6 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from tests.bench.recovery_jobs import namespace
 from tests.cluster import install, kind
 from tests.e2e.conftest import TRAINER, config_map
 from tests.support.kubectl import Json, Kubectl, KubectlError, NeverHappenedError
+from tests.support.pool import Pool
 
 NAMESPACE = "bench-blame"
 CRASHES = int(os.environ.get("DTJ_BLAME_CRASHES", "200"))
@@ -36,7 +36,10 @@ _WITHIN_S = 180.0
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the status said of one crash, and what was expected; both are empty if no rank died after all."""
+    """What the status said of one crash, and what was expected; both are empty if no rank died after all.
+
+    A job whose status does not tell how it ended is wrong in every aspect.
+    """
 
     crash: Crash
     expected: Mapping[str, object]
@@ -144,7 +147,7 @@ def main() -> None:
     lock = threading.Lock()
     shared = kind.shared_folder()
     shutil.rmtree(shared / NAMESPACE, ignore_errors=True)
-    with namespace(root, NAMESPACE) as kubectl, ThreadPoolExecutor(AT_ONCE) as pool:
+    with namespace(root, NAMESPACE) as kubectl, Pool(AT_ONCE) as pool:
         here = Path(__file__).parent
         kubectl.apply(config_map("blame", {file: (here / file).read_text() for file in _FILES}))
 
@@ -153,7 +156,7 @@ def main() -> None:
                 verdict = judge(kubectl, shared, f"crash-{number}", crash)
             except (KubectlError, NeverHappenedError) as error:
                 print(f"crash {number}: {crash}: {error}", flush=True)
-                return
+                verdict = Verdict(crash=crash, expected=dict.fromkeys(ASPECTS, "a status in time"), said={})
             print(f"crash {number}: {verdict.wrong or 'right'}", flush=True)
             if verdict.wrong:
                 print(verdict, flush=True)

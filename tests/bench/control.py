@@ -13,7 +13,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 from tests.bench import report
 from tests.bench.control_agents import AGENTS, Pods, pods
 from tests.bench.control_plan import KINDS, PLAIN_KINDS, START_UP
+from tests.support.pool import Pool
 
 SECONDS = float(os.environ.get("DTJ_CONTROL_SECONDS", "7200"))
 SEED = int(os.environ.get("DTJ_CONTROL_SEED", "1"))
@@ -177,7 +178,7 @@ def stop_a_rank(agents: Pods, rank: int, limit_s: float) -> float | None:
 def main() -> None:
     """Run all jobs, write the section, and fail if there was a false alarm or a real hang was missed."""
     jobs = [Job(step_s=step_s, ranks=AGENTS * nproc) for step_s, nproc in JOBS]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with Pool(AT_ONCE) as pool:
         seconds = SECONDS / len(JOBS) - _HANG_S
         runs = [
             pool.submit(measure, job, number, program="tests.bench.control_program", seconds=seconds)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from tests.bench import report
@@ -19,6 +18,7 @@ from tests.bench.recovery_times import HANG, POD, RANK, STAGES, percentile
 from tests.bench.recovery_trial import TROUBLE, Job, Trial
 from tests.bench.recovery_watch import Watch
 from tests.cluster import install, kind
+from tests.support.pool import Pool
 
 NAMESPACE = "bench-recovery"
 KINDS = tuple(os.environ.get("DTJ_RECOVERY_KINDS", "rank pod pod0 hang node").split())
@@ -61,7 +61,7 @@ def one_after_the_other(make: Callable[[str], Job], name: str, act: Act) -> list
 
 def beside_each_other(make: Callable[[str], Job], which: str, act: Act) -> Iterator[Trial]:
     """Run as many jobs as FAULTS needs."""
-    with ThreadPoolExecutor(AT_ONCE.get(which, 1)) as pool:
+    with Pool(AT_ONCE.get(which, 1)) as pool:
         begun = [
             pool.submit(one_after_the_other, make, f"{which}-{number}", act)
             for number in range(-(-FAULTS // A_JOB))

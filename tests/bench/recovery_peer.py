@@ -12,7 +12,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from tests.cluster import faults, install, kind
 from tests.cluster.kind import Cluster
 from tests.e2e.conftest import TRAINER
 from tests.support.kubectl import Json, Kubectl
+from tests.support.pool import Pool
 
 NAMESPACE = "bench-recovery-peer"
 JOBS, KILLS = 4, 5
@@ -84,7 +84,7 @@ def main() -> None:
 
 def measure(cluster: Cluster, kubectl: Kubectl, system: System) -> list[list[float]]:
     """Seconds of each kill in order, for each job."""
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with Pool(AT_ONCE) as pool:
         begun = [pool.submit(one_job, cluster, kubectl, system, f"job-{number}") for number in range(JOBS)]
         return [each.result() for each in begun]
 
