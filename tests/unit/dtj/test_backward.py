@@ -171,6 +171,11 @@ def mixed(form: PlainForm, model: nn.Module) -> Iterator[Any]:
         yield form.backward(model(mb.float()[:, None]).mean(), [2, None][number], None)
 
 
+def of_torch(form: PlainForm, model: nn.Module) -> Iterator[Any]:
+    for mb in form.over(feed(4, micro=2).batch()):
+        yield model(mb.float()[:, None]).float().mean().backward()
+
+
 def a_vector(form: PlainForm, model: nn.Module) -> Iterator[Any]:
     for mb in form.over(feed(4, micro=2).batch()):
         yield form.backward(model(mb.float()[:, None]).mean(), torch.ones(2), None)
@@ -183,6 +188,7 @@ def a_vector(form: PlainForm, model: nn.Module) -> Iterator[Any]:
         (left_early, "run.backward was called for 1 of 2 micro-batches of a step"),
         (repeated, "no micro-batch is waiting for one"),
         (mixed, "some losses of a step came with a count, others without one"),
+        (of_torch, r"the gradients of a step are of loss.backward\(\)"),
         (a_vector, r"the count of a loss has shape \(2,\), expected one number"),
     ],
 )

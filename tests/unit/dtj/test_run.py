@@ -199,6 +199,7 @@ def test_reduce_and_unwrap() -> None:
     run = dtj.init(device="cpu")
     model = nn.Linear(1, 1)
     assert run.unwrap(run.parallel(model)) is model
+    assert run.unwrap(torch.compile(model)) is model  # type: ignore[arg-type]  # its stub is wrong
     assert run.reduce(3).item() == 3.0
     assert run.reduce(torch.tensor([1, 2]), "max").tolist() == [1, 2]
     assert run.reduce(torch.tensor(True), "sum").dtype == torch.int64

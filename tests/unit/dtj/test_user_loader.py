@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from dtj.data.digest import digest
 from dtj.data.feed import Feed
 from dtj.data.user_loader import UserLoader
 from dtj.errors import RecipeError
@@ -58,6 +59,30 @@ def test_drop_last_leaves_out_smaller_batches_and_repeats_nothing() -> None:
 def test_loader_without_a_batch_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"DataLoader yields no batch\n.*with drop_last each rank"):
         feed(divided(3, drop_last=True), size=2)
+
+
+class Undivided:
+    def __init__(self, batch: object) -> None:
+        self.batch = batch
+
+    def __iter__(self) -> Iterator[object]:
+        return iter([self.batch] * 3)
+
+
+@pytest.mark.parametrize(
+    ("loader", "of_rank_1", "is_noticed"),
+    [
+        (Undivided(torch.ones(2)), torch.ones(2), True),
+        (Undivided(torch.ones(2)), torch.zeros(2), False),
+        (Undivided(object()), object(), False),  # nothing to compare
+        (divided(), torch.ones(2), False),
+    ],
+)
+def test_ranks_notice_that_they_read_the_same_batches(
+    loader: Any, of_rank_1: object, is_noticed: bool
+) -> None:
+    found = feed(loader, size=2).check_alike(lambda mine: [mine, digest([of_rank_1])])
+    assert ("every rank reads the same batches" in found) == is_noticed
 
 
 def test_batch_that_is_none_is_refused() -> None:

@@ -586,7 +586,9 @@ class Run:
     def _check_alike(self) -> None:
         group = self._groups.control
         if group is not None:
-            self._progress.feed.check_alike(lambda number: exchange.all_gather(number, group=group))
+            found = self._progress.feed.check_alike(lambda number: exchange.all_gather(number, group=group))
+            if found:
+                self.say(found)
 
     def _use(self, feed: Feed) -> Feed:
         if self._progress.feed.global_batch is not None:

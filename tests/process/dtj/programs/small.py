@@ -31,7 +31,7 @@ from torch import nn
 from torch.utils.data import get_worker_info
 
 import dtj
-from dtj.parallel.ddp import unwrap
+from dtj.parallel.strategy import unwrap
 from dtj.telemetry import heartbeat
 
 OUT = Path(os.environ["OUT"])

@@ -14,6 +14,7 @@ import torch
 from dtj.data.device_copy import Copying, DeviceCopy
 from dtj.data.splitter import MicroBatch, RankBatch
 from dtj.data.stream import Streamed
+from dtj.data.user_loader import UserLoader
 from dtj.errors import RecipeError
 
 
@@ -197,10 +198,14 @@ class Feed:
             if batch.ends_epoch:
                 return
 
-    def check_alike(self, gather: Callable[[int], list[int]]) -> None:
-        """RecipeError on all ranks if the data is a stream that has other samples on another rank."""
-        if isinstance(self._source, Streamed):
-            self._source.check_alike(self.position, gather)
+    def check_alike(self, gather: Callable[[int], list[int]]) -> str:
+        """RecipeError on all ranks if the data is a stream that has other samples on another rank.
+
+        Returns a warning if it is a loader that has the same batches on all ranks, else "".
+        """
+        if isinstance(self._source, Streamed | UserLoader):
+            return self._source.check_alike(self.position, gather)
+        return ""
 
     def close(self) -> None:
         """Stop the worker processes, if there are any."""

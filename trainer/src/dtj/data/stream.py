@@ -111,7 +111,7 @@ class Streamed:
             return (rank_batch.epoch + 1) * _EPOCH
         return rank_batch.position + rank_batch.samples
 
-    def check_alike(self, position: int, gather: Callable[[int], list[int]]) -> None:
+    def check_alike(self, position: int, gather: Callable[[int], list[int]]) -> str:
         """RecipeError on all ranks if they read different samples at `position`.
 
         gather  this rank's number -> those of all ranks
@@ -125,6 +125,7 @@ class Streamed:
                 fix="turn off the division among ranks in your data library, or pass a loader of your own to "
                 "run.loader; a stream in random order must seed its generator alike on every rank",
             )
+        return ""
 
     def close(self) -> None:
         """Stop the worker processes."""

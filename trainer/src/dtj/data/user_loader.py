@@ -10,7 +10,7 @@ as it is   any other loader: the user divides it. An epoch continues by reading 
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from dtj.data import order, worker
+from dtj.data.digest import digest
 from dtj.data.indexed import length_if_known, length_of
 from dtj.data.loader import as_batch
 from dtj.data.splitter import MicroBatch, RankBatch
@@ -100,6 +101,22 @@ class UserLoader:
         """The position of the next step."""
         assert rank_batch is self._present
         return (rank_batch.epoch + 1) * _EPOCH if rank_batch.ends_epoch else self._next
+
+    def check_alike(self, position: int, gather: Callable[[int], list[int]]) -> str:
+        """A warning if all ranks read the same batch at `position`: then the loader is not divided; else "".
+
+        gather  this rank's number -> those of all ranks
+        """
+        if self._size == 1 or isinstance(self._batches, Divided):
+            return ""
+        self.at(position)
+        found = set(gather(digest(self._data)))
+        if len(found) > 1 or found == {digest([])}:  # objects of other kinds count as nothing
+            return ""
+        return (
+            f"every rank reads the same batches from the loader {self._kind}, so all ranks do the same work\n"
+            "  fix: divide it, e.g. by a DistributedSampler, or pass a plain DataLoader, which dtj divides"
+        )
 
     def close(self) -> None:
         """Stop the worker processes."""

@@ -48,10 +48,6 @@ class DataParallel(Strategy):
             wrapped.register_comm_hook(None, self._hook.average)
         return wrapped
 
-    def unwrap(self, model: nn.Module) -> nn.Module:
-        """Without the `module.` prefix."""
-        return unwrap(model)
-
     def rebuild(self) -> None:
         for model in self.models:
             if isinstance(model, RebuildableDDP):
@@ -115,8 +111,3 @@ class RebuildableDDP(DistributedDataParallel):
         del self.reducer  # takes its hooks off the parameters
         self.__init__(module, device=device, init_sync=False, **options)  # type: ignore[misc]
         self.train(is_training)  # type: ignore[no-untyped-call]
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The user's own module, whose state has no `module.` prefix."""
-    return model.module if isinstance(model, DistributedDataParallel) else model

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from dtj.errors import RecipeError
 from dtj.parallel.layout import Layout
@@ -89,8 +90,8 @@ class Strategy:
         """Called after a change of process groups, before the next forward."""
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """The user's own module, whose state has no prefix."""
-        return model
+        """The user's own module, whose state has no prefix, neither of a wrapper nor of torch.compile."""
+        return unwrap(model)
 
     def accumulate(self, weighted_loss: WeightedLoss, micro_batches: Sequence[Any]) -> torch.Tensor:
         """Forward and backward of this rank's micro-batches; `end_backward` follows.
@@ -166,6 +167,12 @@ class Strategy:
         if dist.is_initialized():
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's own module in what `run.parallel` or torch.compile returned."""
+    model = getattr(model, "_orig_mod", model)
+    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def move_to_device(model: nn.Module, device: torch.device) -> nn.Module:

@@ -158,6 +158,7 @@ class PlainForm:
         """The micro-batches of a step, on this rank's device."""
         if not batch.micro_batches:
             return
+        had_gradients = self._has_gradients()
         self._begin(batch)
         *_, last = batch.micro_batches
         with self._counting(batch.samples):
@@ -171,6 +172,11 @@ class PlainForm:
                         yield data
                     self._micro_batch = None
         self.check_complete()
+        if not self._losses and not had_gradients and self._has_gradients():
+            raise RecipeError(
+                "the gradients of a step are of loss.backward(), which does not weight the micro-batches",
+                fix="call run.backward(loss) instead of loss.backward()",
+            )
 
     def check_complete(self) -> None:
         """RecipeError if the last pass had some losses, but not all: its gradients are not averaged."""
@@ -200,6 +206,9 @@ class PlainForm:
         if self._is_last:
             self._total = self._weights.finish(self._total)
         return self._total
+
+    def _has_gradients(self) -> bool:
+        return any(parameter.grad is not None for parameter in self._strategy.parameters)
 
     def _begin(self, batch: Batch) -> None:
         if self._strategy.pipeline_micro_batches is not None:

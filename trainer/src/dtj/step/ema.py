@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dtj.errors import RecipeError
-from dtj.parallel.ddp import unwrap
+from dtj.parallel.strategy import unwrap
 
 
 class EMA:
