@@ -223,7 +223,8 @@ class Kubectl:
 
     def pods(self, name: str) -> list[Json]:
         """Return the pods of a job, by index."""
-        return sorted(self.labelled("pods", f"{JOB_LABEL}={name}"), key=lambda pod: index_of(pod, name))
+        found = {index_of(pod, name): pod for pod in self.labelled("pods", f"{JOB_LABEL}={name}")}
+        return [pod for index, pod in sorted(found.items()) if index >= 0]
 
     def labelled(self, kind: str, selector: str) -> list[Json]:
         """Return the objects of a kind that a label selector matches."""
@@ -279,8 +280,9 @@ class Kubectl:
 
 
 def index_of(pod: Json, job: str) -> int:
-    """Index of a pod's replica."""
-    return int(pod["metadata"]["name"].removeprefix(f"{job}-"))
+    """Index of a pod's replica; -1 for another pod with the job's label, as of kubectl debug --keep-labels."""
+    end = str(pod["metadata"]["name"]).removeprefix(f"{job}-")
+    return int(end) if end.isdecimal() else -1
 
 
 def container_of(job: Json) -> str:

@@ -46,6 +46,14 @@ def test_namespace_in_a_pod_without_a_kubeconfig_is_that_of_the_pod(
     assert asked.elsewhere("team-b").namespace() == "team-b"
 
 
+def test_pods_of_a_job_are_those_of_its_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["digits-10", "digits-2", "digits-0-debug", "other", "digits-0"]
+    monkeypatch.setattr(Kubectl, "items", lambda *_: [{"metadata": {"name": name}} for name in names])
+
+    shown = [pod["metadata"]["name"] for pod in Kubectl().pods("digits")]
+    assert shown == ["digits-0", "digits-2", "digits-10"]
+
+
 def test_no_kubectl() -> None:
     with pytest.raises(ClientError, match="kubectl is not on the PATH"):
         Kubectl(program="no-such-kubectl").run("version")

@@ -69,7 +69,7 @@ def replicas(job: Json, pods: Sequence[Json]) -> list[Json]:
     final = status.get("phase") in FINAL
     return [
         _replica(index, by_index.get(index), expected=not final)
-        for index in sorted({*range(int(job["spec"].get("replicas", 1))), *by_index})
+        for index in sorted({*range(int(job["spec"].get("replicas", 1))), *by_index} - {-1})
     ]
 
 
