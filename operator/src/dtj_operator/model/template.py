@@ -40,6 +40,7 @@ class _Container(_Named):
     resources: _Resources | None = None
     security_context: _ContainerSecurity | None = None
     volume_mounts: _Objects | None = None
+    ports: _Objects | None = None
 
 
 class _NodeTerm(_Part):

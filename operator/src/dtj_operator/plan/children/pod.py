@@ -79,12 +79,28 @@ def _of_replica(job: Job, meta: Json, spec: Json, index: int) -> Json:
         {**c, "env": of_replica(job, index) + c["env"]} if c["name"] == job.trainer else c
         for c in spec["containers"]
     ]
+    if index == 0 and spec.get("hostNetwork"):
+        _declare_port(job, containers)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {**meta, "name": name, "labels": labels},
         "spec": {**spec, "hostname": name, "containers": containers},
     }
+
+
+def _declare_port(job: Job, containers: list[Json]) -> None:
+    """Declare where replica 0 waits for the others: the scheduler gives no two pods one port of a node.
+
+    Otherwise the ranks of another job, whose replica 0 is on the same node, could join this one.
+    """
+    declared = (port.get("containerPort") for c in containers for port in c.get("ports") or ())
+    if job.master_port not in declared:
+        _append(
+            next(c for c in containers if c["name"] == job.trainer),
+            "ports",
+            {"containerPort": job.master_port},
+        )
 
 
 def _mount_shm(job: Job, spec: Json, trainer: Json) -> None:

@@ -1,6 +1,7 @@
 """The objects of a job: the documented contract, the user's template unchanged, safe defaults."""
 
 from importlib import metadata
+from typing import Any
 
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
@@ -15,6 +16,8 @@ from dtj_operator.plan.children.service import service
 from tests.support.builders import NAME, NAMESPACE, UID, JobBuilder, job
 
 param = pytest.param
+ON_HOST = job().pod_spec(hostNetwork=True)
+METRICS, MASTER = {"name": "metrics", "containerPort": 80}, {"name": "master", "containerPort": 29500}
 OPERATOR = operator_peer("ops", {"app": "dtj"})
 
 PVC = {"persistentVolumeClaim": {"claimName": "runs"}}
@@ -379,6 +382,24 @@ def test_another_container_may_mount_the_checkpoint_volume_where_the_trainer_doe
 )
 def test_dns_policy(builder: JobBuilder, policy: str | None) -> None:
     assert built(builder)["spec"].get("dnsPolicy") == policy
+
+
+@pytest.mark.parametrize(
+    ("builder", "index", "ports"),
+    [
+        param(ON_HOST, 0, [{"containerPort": 29500}], id="it waits for the others"),
+        param(ON_HOST, 1, None, id="another replica"),
+        param(ON_HOST.pod_spec(hostNetwork=False), 0, None, id="pod network"),
+        param(ON_HOST.wants(masterPort=30000), 0, [{"containerPort": 30000}], id="the job's port"),
+        param(ON_HOST.container(ports=[METRICS]), 0, [METRICS, {"containerPort": 29500}], id="beside others"),
+        param(ON_HOST.container(ports=[MASTER]), 0, [MASTER], id="declared by the template"),
+    ],
+)
+def test_replica_0_declares_its_port_on_the_network_of_the_node(
+    builder: JobBuilder, index: int, ports: list[dict[str, Any]] | None
+) -> None:
+    """So the scheduler puts no other job there that would wait on the same port."""
+    assert built(builder, index)["spec"]["containers"][0].get("ports") == ports
 
 
 def test_the_service_is_headless_and_publishes_starting_pods() -> None:
