@@ -280,7 +280,7 @@ class Kubectl:
 
 
 def index_of(pod: Json, job: str) -> int:
-    """Index of a pod's replica; -1 for another pod with the job's label, as of kubectl debug --keep-labels."""
+    """Index of a pod's replica; -1 for other pods with the job's label, such as a copy for debugging."""
     end = str(pod["metadata"]["name"]).removeprefix(f"{job}-")
     return int(end) if end.isdecimal() else -1
 
