@@ -149,13 +149,16 @@ def _patterns(folder: Path) -> Iterator[str]:
 def _files(folder: Path) -> Iterator[str]:
     """Yield files and links, without looking into ignored folders or following links.
 
-    As for git, an ignore file is about the folder that it is in, and all below.
+    As for git, an ignore file is about the folder that it is in, and all below, and the nearest one decides.
     """
     rules = {folder: _spec((*NEVER, *_patterns(folder)))}
 
     def ignored(path: Path, end: str = "") -> bool:
-        above = (each for each in path.parents if each in rules)
-        return any(rules[each].match_file(f"{path.relative_to(each).as_posix()}{end}") for each in above)
+        above = (each for each in path.parents if each in rules)  # the nearest first
+        found = (
+            rules[each].check_file(f"{path.relative_to(each).as_posix()}{end}").include for each in above
+        )
+        return next((excluded for excluded in found if excluded is not None), False)
 
     for root, folders, files in os.walk(folder):
         here = Path(root)

@@ -75,8 +75,11 @@ def test_ignore_file_of_a_subfolder_is_about_what_is_below_it(tmp_path: Path) ->
     )
     (tmp_path / "conf" / ".gitignore").write_bytes(b"# gr\xfc\xdfe\nkeys\n.gitignore\n")
     (tmp_path / "runs" / ".gitignore").write_text("*\n")
+    write(tmp_path, a_json="{}", conf__b_json="{}", conf__deep__c_json="{}")
+    (tmp_path / ".gitignore").write_text("*_json\n.gitignore\n")
+    (tmp_path / "conf" / "deep" / ".gitignore").write_text("!c_json\n")
 
-    assert set(pack(tmp_path).files) == {"train.py", "keys", "conf/base"}
+    assert set(pack(tmp_path).files) == {"train.py", "keys", "conf/base", "conf/deep/c_json"}
 
 
 @pytest.mark.parametrize(
