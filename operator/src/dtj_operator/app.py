@@ -27,7 +27,7 @@ from dtj_operator.gather import Gatherer
 from dtj_operator.kube import optional, paths, rights, wire
 from dtj_operator.kube.api import METADATA_LIST, Api
 from dtj_operator.kube.bucket import Bucket
-from dtj_operator.kube.cache import Cache, PodCache, View
+from dtj_operator.kube.cache import Cache, PodCache
 from dtj_operator.kube.caches import Caches
 from dtj_operator.kube.children import NETWORK_POLICY, SERVICE, ChildCache
 from dtj_operator.kube.discovery import missing_right, serves_jobs
@@ -44,7 +44,7 @@ from dtj_operator.kube.wire import Source
 from dtj_operator.kube.workloads import WORKLOADS, Kueue, WorkloadCache
 from dtj_operator.model import names
 from dtj_operator.model.names import Key
-from dtj_operator.model.views import PodView
+from dtj_operator.model.views import ObjectView, PodView
 from dtj_operator.plan.children.netpolicy import operator_peer
 from dtj_operator.progress import HttpAsk, Poller
 from dtj_operator.reconcile import Reconciler
@@ -64,7 +64,7 @@ LIST_PAUSE_S = 10.0  # after a list of the jobs that failed
 RIGHTS_PAUSE_S = 5.0  # between two looks for rights that are missing
 UNSERVED_PAUSE_S = 2.0  # between two looks for our kind if the API server does not serve it
 
-V = TypeVar("V", bound=View)
+V = TypeVar("V", bound=ObjectView)
 
 _log = logging.getLogger(__name__)
 

@@ -7,39 +7,19 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from functools import cache
 from operator import attrgetter
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from dtj_operator.kube.pods import seen
 from dtj_operator.kube.unverified import UnverifiedNames
 from dtj_operator.model.names import Key
-from dtj_operator.model.views import PodView
+from dtj_operator.model.views import ObjectView, PodView
 
 # A change of only these fields is not reported: the event after `removed` says that the object is gone.
 _IGNORED_FIELDS = ("version", "removed")
 TOMBSTONES = 10_000  # deleted objects to remember, so that an answer later than the watch does not revive one
 
 
-class View(Protocol):
-    """What a cache needs to know about the objects that it holds."""
-
-    __struct_fields__: ClassVar[tuple[str, ...]]
-
-    @property
-    def key(self) -> Key:
-        """The job, shared by all of its objects, or for a node its name."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def uid(self) -> str: ...
-    @property
-    def version(self) -> str: ...
-    @property
-    def removed(self) -> bool:
-        """Whether this is the last state of an object that is gone; False if that is not known."""
-
-
-V = TypeVar("V", bound=View)
+V = TypeVar("V", bound=ObjectView)
 
 
 class Cache(Generic[V]):
@@ -250,6 +230,6 @@ def later(version: str, than: str) -> bool:
 
 
 @cache
-def _compared_fields(kind: type[View]) -> Callable[[View], object]:
+def _compared_fields(kind: type[ObjectView]) -> Callable[[ObjectView], object]:
     """Return a function that reads all compared fields at once: it runs for every event of every pod."""
     return attrgetter(*(name for name in kind.__struct_fields__ if name not in _IGNORED_FIELDS))

@@ -14,10 +14,11 @@ from typing import Generic, TypeVar
 from dtj_operator import metrics
 from dtj_operator.kube import pages, wire
 from dtj_operator.kube.api import JSON_BODY, LIST_TIMEOUT_S, Api
-from dtj_operator.kube.cache import Cache, View
+from dtj_operator.kube.cache import Cache
 from dtj_operator.kube.errors import ApiError, Expired, Refused
 from dtj_operator.kube.wire import Page, Source
 from dtj_operator.model.names import Key
+from dtj_operator.model.views import ObjectView
 
 PAGE = "500"
 WATCH_S = 290  # the server ends a watch after this; the next watch continues at the same version
@@ -26,7 +27,7 @@ LONGEST_RELIST_PAUSE_S = 10.0  # few requests anyway; a longer pause would delay
 LIST_FORBIDDEN_PAUSE_S = 300.0  # how often to retry a list that a 403 refused and that is not required
 
 T = TypeVar("T")
-V = TypeVar("V", bound=View)
+V = TypeVar("V", bound=ObjectView)
 
 _log = logging.getLogger(__name__)
 

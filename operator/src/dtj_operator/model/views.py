@@ -11,7 +11,7 @@ from dtj_operator.model.names import Key
 
 
 class ObjectView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What the metadata of a job's object says."""
+    """What the metadata of a job's object says, or of a node."""
 
     namespace: str
     name: str
@@ -159,12 +159,12 @@ class WorkloadView(ConditionedView, frozen=True, gc=False, kw_only=True):
     updates: tuple[PodSettings, ...] = ()  # of the admission checks
 
 
-class NodeView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class NodeView(ObjectView, frozen=True, gc=False, kw_only=True):
     """One node as the planner sees it."""
 
-    name: str
+    namespace: str = ""
     uid: str = ""
-    version: str = ""  # resourceVersion
+    removed: bool = True  # nodes are watched without a label selector, so a deleted one is really gone
     ready: bool = True
     turned_at: float | None = None  # of its last change of readiness, by the cluster's clock
     away_since: float | None = None  # since when this process sees it not ready, by its monotonic clock
@@ -174,11 +174,6 @@ class NodeView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     @property
     def key(self) -> Key:
         return Key("", self.name)
-
-    @property
-    def removed(self) -> bool:
-        """Always True: nodes are watched without a label selector, so a deleted one is really gone."""
-        return True
 
 
 class NodeLease(msgspec.Struct, frozen=True, gc=False, kw_only=True):
