@@ -77,12 +77,15 @@ class WorkQueue(Generic[K]):
         self._timers[key] = loop.call_at(due, self._fire, key), until
 
     def retry(self, key: K, at_least_s: float = 0.0) -> float:
-        """Add the key after a back-off that doubles with each failure; return the back-off in seconds."""
+        """Add the key after a back-off that doubles with each failure; return the back-off in seconds.
+
+        Then it yields to urgent keys for as long again: jobs whose requests hang must not occupy all workers.
+        """
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         delay = min(self._longest_s, self._first_s * 2.0 ** min(failures, 60))
         delay = max(at_least_s, delay * self._random.uniform(1 - BACKOFF_JITTER, 1 + BACKOFF_JITTER))
-        self.add_after(key, delay)
+        self.add_after(key, delay, patience_s=delay)
         return delay
 
     def retry_failed_now(self) -> None:

@@ -97,6 +97,20 @@ async def test_back_off_is_at_least_what_the_server_asked_for(queue: WorkQueue[s
     assert now() == pytest.approx(30)
 
 
+async def test_key_that_failed_yields_to_urgent_keys_for_as_long_as_its_back_off(
+    queue: WorkQueue[str],
+) -> None:
+    delay = queue.retry("failed", at_least_s=30)
+    await asyncio.sleep(delay + 29)
+    queue.add("urgent")
+    assert [await next_key(queue) for _ in range(2)] == ["urgent", "failed"]
+
+    queue.retry("failed", at_least_s=30)
+    await asyncio.sleep(delay + 31)
+    queue.add("urgent")
+    assert [await next_key(queue) for _ in range(2)] == ["failed", "urgent"]
+
+
 async def test_queue_is_stalled_while_keys_wait_and_none_is_taken(queue: WorkQueue[str]) -> None:
     assert queue.stalled_s() == 0
     for key in "abc":
