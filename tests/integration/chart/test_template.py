@@ -423,6 +423,22 @@ def test_repository_of_any_registry_is_accepted(helm: Helm, name: str):
     assert f"image: {name}:" in helm.template({"image": {"repository": name}}).replace('"', "")
 
 
+def test_chart_can_be_a_dependency_that_a_condition_switches_on(helm: Helm, render: Render, tmp_path: Path):
+    needed = {"name": "dtj-operator", "version": ">=0", "repository": f"file://{CHART}"}
+    parent: Json = {"apiVersion": "v2", "name": "platform", "version": "0.1.0"}
+    parent["dependencies"] = [needed | {"condition": "dtj-operator.enabled"}]
+    (tmp_path / "Chart.yaml").write_text(json.dumps(parent))
+    helm("dependency", "build", str(tmp_path))
+
+    def kinds_of(**values: Any) -> list[str]:
+        given = {"global": {"any": "value"}, "dtj-operator": values}
+        made = helm("template", "dtj", str(tmp_path), "--kube-version=1.35.0", given=given)
+        return [each["kind"] for each in yaml.safe_load_all(made) if each]
+
+    assert kinds_of(enabled=True, replicas=2) == [each["kind"] for each in render({})]
+    assert kinds_of(enabled=False) == []
+
+
 def test_cluster_without_admission_policies_is_refused(helm: Helm):
     """The fence needs them; Kubernetes serves them from 1.30 on."""
     said = helm("template", "dtj", str(CHART), "--kube-version=1.29.9", fails=True)

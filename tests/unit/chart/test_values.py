@@ -62,7 +62,8 @@ def test_every_value_is_in_the_schema_and_nothing_else_is():
 
     schema = json.loads((CHART / "values.schema.json").read_text())
     definitions = schema["definitions"]
-    assert set(names(schema)) - {"global"} == set(leaves(yaml.safe_load((CHART / "values.yaml").read_text())))
+    of_parents = {"global", "enabled"}
+    assert set(names(schema)) - of_parents == set(leaves(yaml.safe_load((CHART / "values.yaml").read_text())))
 
 
 def test_series_of_kube_state_metrics_are_fields_of_the_crd():
