@@ -18,6 +18,7 @@ from dtj_client.requirements import read
 from dtj_client.template import find, origins
 
 FILE = click.Path()  # the completion of the shell offers files
+NAMED = 10  # files that are not sent
 WITH_A_FILE = ("file", "name", "dry_run", "follow", "output", "command")
 
 
@@ -211,7 +212,8 @@ def _say_what_goes_along(sent: Delivery) -> None:
         ("they are links", sent.archive.links),
     ):
         if paths:
-            click.echo(f"not sent, because {why}: {', '.join(paths)}", err=True)
+            more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
+            click.echo(f"not sent, because {why}: {', '.join(paths[:NAMED])}{more}", err=True)
 
 
 def _text(objects: list[Json], output: str) -> str:

@@ -89,10 +89,13 @@ def test_dry_run_says_what_would_go_along_and_where_each_field_comes_from(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     (tmp_path / ".env").touch()
+    for number in range(12):
+        (tmp_path / f"link{number:02}").symlink_to("train.py")
     assert run("submit", "--template=a", "--dry-run", *options, "train.py", "--lr", "1") == 0
     shown = capsys.readouterr()
     assert shown.err == (
         "sending 1 file, 0 KiB, in a ConfigMap\nnot sent, because they look like secrets: .env\n"
+        f"not sent, because they are links: {', '.join(f'link{n:02}' for n in range(10))} and 2 more\n"
     )
     origin = "# spec.template.spec.containers[trainer].image: template a\n"
     assert (origin in shown.out) is ("json" not in options)
