@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,12 @@ def test_script_finds_the_variables_that_torchrun_sets(start: Start) -> None:
         "TORCHELASTIC_SIGNALS_TO_HANDLE",  # only used by torchrun itself
     }
     assert under_torchrun - ours == left_out
+
+
+def test_script_that_starts_the_processes_of_its_group_itself(finish: Callable[..., Finished]) -> None:
+    ended = finish("run", FOREIGN / "own_processes.py", OWN_PORT=free_port())
+    assert ended.code == 0, ended.err
+    assert sorted(ended.out.splitlines()) == [f"[rank 0] process {n} has 3" for n in range(2)]
 
 
 def test_exception_that_record_wrote_is_the_failure_of_a_rank_that_reports_none(

@@ -158,6 +158,7 @@ def test_training_continues_on_a_read_only_volume_and_the_last_checkpoint_stays(
     assert finish(*command, OUT=tmp_path, STEPS=2).code == 0
     become_read_only(small_disk)
     ended = finish(*command, OUT=tmp_path, STEPS=5)
+    assert f"cannot write to {run}: Read-only file system; training continues" in ended.err
     assert f"resuming from {run / 'step-2'}" in ended.err
     assert "step-4 could not be written: Read-only file system" in ended.err
     assert_older_checkpoint_is_intact(ended, run)

@@ -85,7 +85,7 @@ def test_plot_of_an_unknown_format_is_rejected(tmp_path: Path) -> None:
 def test_incomplete_last_line_is_ignored(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     written = metric_files.JsonLines(file, step=3)
-    written.write({"step": 4})
+    written.write(READING)
     with file.open("a") as torn:
         torn.write(json.dumps({"step": 5})[:-3])
     assert [line["step"] for line in metric_files.read(file)] == [3, 4]
@@ -97,3 +97,9 @@ def test_file_that_cannot_be_written_is_rejected_when_opened(tmp_path: Path) -> 
         metric_files.open_for(str(tmp_path / "file" / "run.jsonl"), step=0)
     with pytest.raises(RecipeError, match="has no logged steps"):
         metric_files.read(tmp_path / "nothing")
+
+
+def test_lines_that_are_not_of_a_run_are_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    file.write_bytes(b'3\n[1]\nnull\n\xff\xfe\n{"step": 1}\n{"step": 2, "metrics": {}}\n{"step": 3, "met')
+    assert metric_files.read(file) == [{"step": 2, "metrics": {}}]

@@ -97,6 +97,12 @@ def test_laptop_needs_nothing() -> None:
     }
 
 
+def test_rank_that_is_alone_has_no_store_of_an_agent() -> None:
+    """Else a script that opens a group of its own processes, at an address of its own, waits for a store."""
+    env = place({}).env_of(0, generation=1, store=("127.0.0.1", 4242), heals=False, connect_s=20.0)
+    assert (env["WORLD_SIZE"], env["TORCHELASTIC_USE_AGENT_STORE"]) == ("1", "False")
+
+
 def test_pod_follows_the_operator() -> None:
     env = {
         "NNODES": "3",

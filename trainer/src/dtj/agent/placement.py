@@ -109,7 +109,8 @@ class Placement:
             contract.NPROC_PER_NODE: self.nproc,
             contract.MASTER_ADDR: store[0],
             contract.MASTER_PORT: store[1],
-            contract.USE_AGENT_STORE: True,
+            contract.USE_AGENT_STORE: world
+            > 1,  # a script that is alone may open groups of its own processes
             contract.RUN_ID: self.run_id,
             contract.RESTART_COUNT: generation - 1,
             **{name: os.environ.get(name, value) for name, value in _OF_LIBRARIES.items()},

@@ -130,7 +130,7 @@ class Checkpointer:
     def claim(self) -> None:
         """Make rank 0 the owner of the run's folder; SupersededError if a later process has claimed it.
 
-        If the disk fails, the next save tries again and reports the error. RecipeError if no retry can help.
+        If the disk fails, the log says so, and the next save tries again. RecipeError if no retry can help.
         """
         if self._is_rank0 and self._owner:
             try:
@@ -142,6 +142,8 @@ class Checkpointer:
                         "only be read",
                         fix="create the bucket, or correct --checkpoint",
                     ) from error
+                why = error.strerror or error
+                self._say(f"cannot write to {self.run_dir}: {why}; training continues, each save tries again")
 
     def restore(self, group: Group) -> int | None:
         """Claim the folder, and load the newest checkpoint into the parts; its step, None if there is none.

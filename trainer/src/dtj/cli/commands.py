@@ -266,7 +266,7 @@ def _bytes(text: str) -> int:
 
 
 @_dtj.command("plot")
-@click.argument("source", type=click.Path(exists=True, path_type=Path))
+@click.argument("source", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path), required=False)
 def _plot(source: Path, target: Path | None) -> int:
     """Plot a .jsonl file that --metrics wrote.

@@ -137,13 +137,13 @@ def curves(reading: dict[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Lines of a JSON lines file without an incomplete last one; RecipeError if there are none."""
+    """Lines of a JSON lines file that `JsonLines` has written completely; RecipeError if there are none."""
     found = []
-    for line in path.read_text().splitlines() if path.is_file() else []:
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
+    for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
+        with contextlib.suppress(ValueError):
+            fields = json.loads(line)
+            if isinstance(fields, dict) and fields.keys() & {"event", "metrics"}:
+                found.append(fields)
     if not found:
         raise RecipeError(
             f"{path} has no logged steps", fix="train with --metrics FILE.jsonl and pass that file"

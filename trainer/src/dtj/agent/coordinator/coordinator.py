@@ -13,7 +13,7 @@ from dataclasses import asdict
 from dtj.agent.coordinator.agent_links import AgentLinks
 from dtj.agent.coordinator.ledger import Ledger
 from dtj.agent.coordinator.membership import ENDED_EARLY, Membership
-from dtj.agent.coordinator.store import Store
+from dtj.agent.coordinator.store import Store, free_port
 from dtj.agent.coordinator.watch.hang import Watchdog
 from dtj.agent.coordinator.watch.monitor import Monitor
 from dtj.agent.report.status import Facts
@@ -235,8 +235,8 @@ class Coordinator:
 
     def _form(self, form: Form) -> None:
         generation, kept = form.generation, form.kept
-        old, self._store = self._store, Store.start()
         job = self.membership.job
+        old, self._store = self._store, Store.start() if len(job.ranks) > 1 else None
         now = time.monotonic()
         if form.gracefully:
             self.ledger.fault(now)
@@ -247,7 +247,7 @@ class Coordinator:
         self.steps = {rank: step for rank, step in self.steps.items() if rank in kept}
         if self._left_out:
             self._log_waiting(self._left_out)
-        order = asdict(form) | {"port": self._store.port, "heals": bool(kept)}
+        order = asdict(form) | {"port": self._store.port if self._store else free_port(), "heals": bool(kept)}
         keepers = {
             hello.replica: (address, hello.keeper)
             for hello, address in self._links.addresses()
