@@ -137,6 +137,14 @@ def test_weights_that_are_not_finite_are_found(bad: float) -> None:
         check.check(None, saved=5, step=7, weights=model.parameters())
 
 
+@pytest.mark.parametrize("kind", [torch.uint8, torch.float8_e4m3fn, torch.bfloat16])
+def test_frozen_weights_may_be_of_any_type(kind: torch.dtype) -> None:
+    """As of a quantized model whose corrections are trained."""
+    model = nn.Linear(2, 2)
+    model.base = nn.Parameter(torch.ones(4).to(kind), requires_grad=False)
+    FiniteCheck(CPU).check(None, saved=5, step=7, weights=model.parameters())
+
+
 def test_only_the_given_parameters_are_clipped() -> None:
     clipped, other = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
     strategy = single(clipped, other)

@@ -92,8 +92,12 @@ class FiniteCheck:
 
 
 def are_finite(weights: Iterable[nn.Parameter]) -> bool:
-    """True if no weight is NaN or infinite; of sharded ones, this rank's shards. Waits for the device."""
-    shards = [shard for w in weights if not w.is_meta and (shard := local_part(w.detach())).numel()]
+    """True if no trained weight is NaN or infinite; of sharded ones, this rank's shards. Waits for the device.
+
+    Frozen ones stay as they are, and may be of a type that has no norm: quantized ones are integers.
+    """
+    trained = (w for w in weights if w.requires_grad and not w.is_meta)
+    shards = [shard for w in trained if (shard := local_part(w.detach())).numel()]
     # Norms are fast, unlike maxima or `isfinite`, but that of large weights can overflow.
     norms = torch._foreach_norm(shards) if shards else []
     is_finite = torch.stack([norm.to(norms[0].device) for norm in norms]).isfinite().tolist() if norms else []
