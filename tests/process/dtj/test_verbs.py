@@ -28,7 +28,7 @@ for batch in run.steps(1):
 @pytest.mark.parametrize(
     ("right", "wrong", "message"),
     [
-        pytest.param("seed=0", "seed=-1", "seed is -1, expected at least 0", id="seed"),
+        pytest.param("seed=0", "seed=-1", "seed is -1, expected a whole number of at least 0", id="seed"),
         pytest.param(
             "run.state(",
             "run.data(samples, global_batch=4)\nrun.state(",

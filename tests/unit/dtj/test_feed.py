@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -206,9 +207,17 @@ def test_unusable_data_is_refused_with_a_reason(data: Any, message: str) -> None
         feed(data=data)
 
 
-def test_global_batch_of_zero_samples_is_refused() -> None:
-    with pytest.raises(RecipeError, match="global_batch is 0"):
-        feed(batch=0)
+@pytest.mark.parametrize("batch", [0, 4.0, "4", None])
+def test_global_batch_that_is_no_number_of_samples_is_refused(batch: Any) -> None:
+    with pytest.raises(
+        RecipeError, match=f"global_batch is {batch!r}, expected a whole number of at least 1"
+    ):
+        feed(batch=batch)
+
+
+def test_global_batch_of_numpy_is_stored_as_a_plain_number() -> None:
+    found = feed(batch=np.int64(4))  # type: ignore[arg-type]
+    assert type(found.state_dict()["global_batch"]) is int
 
 
 @settings(max_examples=40)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -142,11 +143,26 @@ def test_signal_after_the_loop_ends_the_process_as_before() -> None:
             "weight is bfloat16, in which most of an optimizer's small updates",
         ),
         (torch.compile(nn.Linear(1, 1)), "run.parallel got the result of torch.compile"),
+        ({"a": nn.Linear(1, 1)}, "run.parallel got a dict, expected a module or a function that builds one"),
+        (lambda: None, "run.parallel got a NoneType, expected a module"),
     ],
 )
 def test_model_that_would_be_trained_or_saved_wrongly_is_refused(model: nn.Module, message: str) -> None:
     with pytest.raises(dtj.RecipeError, match=message):
         dtj.init(device="cpu").parallel(model)
+
+
+def test_device_and_seed_may_be_of_torch_and_numpy() -> None:
+    run = dtj.init(device=torch.device("cpu"), seed=np.int64(3))  # type: ignore[arg-type]
+    assert (run.device.type, run.rank) == ("cpu", 0)
+
+
+@pytest.mark.parametrize("value", [np.ones(2), 10**400, "1", None])
+def test_value_that_is_no_number_is_refused_when_it_is_logged(value: Any) -> None:
+    run = dtj.init(device="cpu")
+    for _ in run.steps(1):
+        with pytest.raises(dtj.RecipeError, match=r"run.log got loss=.*, expected a number"):
+            run.log(loss=value)
 
 
 def test_frozen_weights_may_be_half_precision() -> None:

@@ -10,7 +10,9 @@ Stopped(SystemExit)         not an error: the agreed stop after SIGTERM, exit 75
 """
 
 import dis
+import operator
 import re
+from typing import Any
 
 from dtj.contract import EXIT_BAD_RECIPE, EXIT_PEER_LOST
 
@@ -71,6 +73,20 @@ class MachineError(DtjError):
 
 class Stopped(SystemExit):
     """Raised by `run.steps` after a stop signal: on every rank after the same step if the stop was agreed."""
+
+
+def whole(value: Any, what: str, *, least: int, fix: str) -> int:
+    """The value as an int, also from NumPy or torch; RecipeError if it is not whole, or below `least`.
+
+    what  begins the message: "seed is"
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise RecipeError(f"{what} {value!r}, expected a whole number of at least {least}", fix=fix)
+    return number
 
 
 def is_peer_loss(error: BaseException) -> bool:

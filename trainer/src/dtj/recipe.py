@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dtj.errors import RecipeError
+from dtj.errors import RecipeError, whole
 
 if TYPE_CHECKING:
     import torch
@@ -64,10 +64,7 @@ class Recipe:
                 fix="set exactly one of them, e.g. Recipe(epochs=5, ...)",
             )
         for name, count in given.items():
-            if not hasattr(count, "__index__") or count < 1:
-                raise RecipeError(
-                    f"{name} is {count}, expected a whole number of at least 1", fix=f"correct {name}"
-                )
+            whole(count, f"{name} is", least=1, fix=f"correct {name}")
         if self.held_out is not None and self.score is None:
             raise RecipeError(
                 "the recipe has held_out data but no score",

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dtj.errors import RecipeError
+from dtj.errors import whole
 from dtj.parallel.layout import lay_out
 from dtj.parallel.select import select
 from dtj.ranks import random_state
@@ -27,10 +27,7 @@ def init(*, seed: int = 0, device: str | None = None, **settings: Any) -> Run:
               micro_batch=4, checkpoint="/runs/1", compile=True; see settings.py, or `dtj run --help`
     The job's flags take precedence over these arguments. RecipeError for an unknown or invalid one.
     """
-    if seed < 0:
-        raise RecipeError(
-            f"seed is {seed}, expected at least 0", fix="pass another seed to dtj.init or Recipe"
-        )
+    seed = whole(seed, "seed is", least=0, fix="pass another seed to dtj.init or Recipe")
     chosen = Settings.read(os.environ, **settings)
     world = World.from_env(os.environ)
     layout = lay_out(chosen.parallel, chosen.mesh, world)

@@ -14,7 +14,7 @@ from dtj.data.loader import Collate, Loader
 from dtj.data.splitter import Splitter
 from dtj.data.stream import Streamed, is_stream
 from dtj.data.user_loader import UserLoader
-from dtj.errors import RecipeError
+from dtj.errors import RecipeError, whole
 from dtj.settings import Settings
 
 # Samples per forward pass of a rank in an evaluation, in a run without data.
@@ -66,6 +66,8 @@ class FeedMaker:
         ranks = self._splitter.size
         as_trained = -(-training.global_batch // ranks) if training.global_batch else _EVALUATED
         splitter = Splitter(rank=self._splitter.rank, size=ranks)
+        if batch is not None:
+            batch = whole(batch, "batch is", least=1, fix="set it to the samples of a forward pass of a rank")
         samples = ranks * (batch or self._settings.micro_batch or as_trained)
         loader = self._loader(collate)
         return feed(dataset, global_batch=samples, splitter=splitter, loader=loader, once=True)
@@ -95,11 +97,8 @@ def feed(
     once          do not read beyond the end of an epoch
     drop_last     leave out a smaller last batch of each epoch
     """
-    if global_batch < 1:
-        raise RecipeError(
-            f"global_batch is {global_batch}, expected at least 1",
-            fix="set it to the number of samples of one step, over all ranks",
-        )
+    fix = "set it to the number of samples of one step, over all ranks"
+    global_batch = whole(global_batch, "global_batch is", least=1, fix=fix)
     equal_shares = splitter.equal_shares
     if equal_shares and global_batch % splitter.size:
         raise RecipeError(

@@ -22,7 +22,7 @@ from dtj.data.digest import digest
 from dtj.data.indexed import length_if_known, length_of
 from dtj.data.loader import as_batch
 from dtj.data.splitter import MicroBatch, RankBatch
-from dtj.errors import RecipeError
+from dtj.errors import RecipeError, whole
 from dtj.ranks import random_state
 
 # A position is epoch x _EPOCH + what that epoch has consumed: samples of all ranks, or batches of one rank.
@@ -315,11 +315,7 @@ def _can_divide(loader: Any) -> bool:
 
 
 def _check(loader: Any, kind: str, accumulate: int) -> None:
-    if accumulate < 1:
-        raise RecipeError(
-            f"accumulate is {accumulate}, expected at least 1",
-            fix="set it to the number of batches that each rank takes in a step",
-        )
+    whole(accumulate, "accumulate is", least=1, fix="set it to the batches that each rank takes in a step")
     if hasattr(loader, "__next__"):
         raise RecipeError(
             f"run.loader got a {kind}, which can be read only once",

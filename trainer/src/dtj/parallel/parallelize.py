@@ -31,7 +31,7 @@ def parallelize(
     **ddp_options: bool,
 ) -> nn.Module:
     """The wrapped model, with the interface of the one that was passed. See Run.parallel and Strategy.add."""
-    if not isinstance(model, nn.Module):
+    if not isinstance(model, nn.Module) and callable(model):
         is_deferred = load and strategy.loads_shards
         with deferred.without_weights() if is_deferred else contextlib.nullcontext():
             model = model()

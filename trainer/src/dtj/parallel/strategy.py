@@ -269,7 +269,12 @@ def check_trainable(model: nn.Module) -> None:
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise RecipeError for a model that would be trained or saved wrongly."""
+    """Raise RecipeError for what is no model, or would be trained or saved wrongly."""
+    if not isinstance(model, nn.Module):
+        raise RecipeError(
+            f"run.parallel got a {type(model).__name__}, expected a module or a function that builds one",
+            fix="pass each model on its own, or all in one torch.nn.ModuleDict",
+        )
     if hasattr(model, "_orig_mod"):
         raise RecipeError(
             "run.parallel got the result of torch.compile, whose parameters have other names in a checkpoint",

@@ -82,7 +82,7 @@ def choose_devices(world: World, *, requested: str | None, count: int = 1) -> tu
     context on the machine's first GPU.
     """
     found = torch.accelerator.current_accelerator(check_available=True)
-    kind = requested or (found.type if found else "cpu")
+    kind = str(requested or (found.type if found else "cpu"))  # it may be a torch.device
     if kind == "cpu" or (kind == "mps" and world.size > 1):  # one Apple GPU cannot be shared by ranks
         return (torch.device("cpu"),) * count
     if found is None or found.type != kind:

@@ -92,7 +92,7 @@ class FiniteCheck:
 
 
 def are_finite(weights: Iterable[nn.Parameter]) -> bool:
-    """True if no trained weight is NaN or infinite; of sharded ones, this rank's shards. Waits for the device.
+    """True if no trained weight is NaN or infinite; of sharded ones, this rank's shards. Waits.
 
     Frozen ones stay as they are, and may be of a type that has no norm: quantized ones are integers.
     """

@@ -1,11 +1,10 @@
 """How far this rank is: the state that the parts of a run share."""
 
-import operator
 from dataclasses import dataclass
 from typing import Any
 
 from dtj.data.feed import Feed
-from dtj.errors import RecipeError
+from dtj.errors import whole
 
 # The largest number that every JSON reader keeps exactly; run.steps(sys.maxsize) means no limit.
 _MOST_STEPS = 2**53
@@ -48,13 +47,5 @@ class Progress:
 
 def whole_steps(total: Any) -> int:
     """The argument of `run.steps` as an int, also from NumPy or torch; RecipeError if it is not whole."""
-    try:
-        count = operator.index(total)
-    except TypeError:
-        count = -1
-    if count < 0:
-        raise RecipeError(
-            f"run.steps got {total!r}, expected a whole number of at least 0",
-            fix="pass the total number of steps of the training; for no limit: run.steps(sys.maxsize)",
-        )
-    return min(count, _MOST_STEPS)
+    fix = "pass the total number of steps of the training; for no limit: run.steps(sys.maxsize)"
+    return min(whole(total, "run.steps got", least=0, fix=fix), _MOST_STEPS)

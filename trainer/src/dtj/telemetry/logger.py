@@ -68,10 +68,13 @@ class Logger:
                         f"run.log got {name} of shape {tuple(value.shape)}, expected one element",
                         fix=f"log {name}.mean()",
                     )
-            elif not hasattr(value, "__float__"):
+                continue
+            try:
+                value.__float__()
+            except (AttributeError, TypeError, OverflowError):
                 raise RecipeError(
                     f"run.log got {name}={value!r}, expected a number", fix="log numbers or tensors"
-                )
+                ) from None
         # Without its graph, which would keep activations until the next step.
         self._values |= {n: v.detach() if isinstance(v, torch.Tensor) else v for n, v in values.items()}
         self._now = self._now or now
