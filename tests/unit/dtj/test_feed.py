@@ -208,7 +208,7 @@ def test_unusable_data_is_refused_with_a_reason(data: Any, message: str) -> None
 
 
 @pytest.mark.parametrize("batch", [0, 4.0, "4", None])
-def test_global_batch_that_is_no_number_of_samples_is_refused(batch: Any) -> None:
+def test_global_batch_that_is_not_a_number_of_samples_is_refused(batch: Any) -> None:
     with pytest.raises(
         RecipeError, match=f"global_batch is {batch!r}, expected a whole number of at least 1"
     ):

@@ -158,7 +158,7 @@ def test_device_and_seed_may_be_of_torch_and_numpy() -> None:
 
 
 @pytest.mark.parametrize("value", [np.ones(2), 10**400, "1", None])
-def test_value_that_is_no_number_is_refused_when_it_is_logged(value: Any) -> None:
+def test_value_that_is_not_a_number_is_refused_when_it_is_logged(value: Any) -> None:
     run = dtj.init(device="cpu")
     for _ in run.steps(1):
         with pytest.raises(dtj.RecipeError, match=r"run.log got loss=.*, expected a number"):

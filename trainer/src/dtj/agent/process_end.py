@@ -29,14 +29,17 @@ def end(code: int) -> NoReturn:
 
 def end_now(code: int) -> NoReturn:
     """End this process without its exit functions, once what it wrote is in its files."""
-    with contextlib.suppress(Exception):
-        _write_files()
-    os._exit(code)
+    try:
+        with contextlib.suppress(Exception):
+            _write_files()
+    finally:  # also after Ctrl-C
+        os._exit(code)
 
 
 def run_exit_functions() -> None:
     """What the interpreter does at exit: wait for threads, run exit functions (loggers, groups)."""
     threading._shutdown()  # type: ignore[attr-defined]
+    atexit.unregister(gc.unfreeze)  # what was imported before the fork holds no file, and is shared memory
     _leave_operators()
     atexit._run_exitfuncs()
 

@@ -269,7 +269,7 @@ def check_trainable(model: nn.Module) -> None:
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise RecipeError for what is no model, or would be trained or saved wrongly."""
+    """Raise RecipeError for anything but a model, and for one that would be trained or saved wrongly."""
     if not isinstance(model, nn.Module):
         raise RecipeError(
             f"run.parallel got a {type(model).__name__}, expected a module or a function that builds one",

@@ -63,6 +63,8 @@ def become(program: Program, env: Mapping[str, str], *, threads: int, wiring: Wi
         code = _run(program)
         heartbeat.mine.wake()  # its exit is expected now
         process_end.run_exit_functions()
+    except KeyboardInterrupt:
+        code = contract.EXIT_SIGNAL + signal.SIGINT
     except BaseException:  # noqa: BLE001 - the child must never return into the agent
         traceback.print_exc()
     finally:
