@@ -53,6 +53,12 @@ def test_rank_that_dies_is_replaced_and_the_others_keep_their_state(
     assert all(set(seen(unbroken(3), step)) == set(seen(tmp_path, step)) for step in range(STEPS))
 
 
+def test_ranks_restart_together_if_the_optimizer_decides_how_often_it_calls_verbs(finish: Finish) -> None:
+    ended = finish("run", "--nproc", 2, "--max-restarts", 1, PROGRAMS / "line_search.py")
+    assert ended.code == 0, ended.err
+    assert "generation 2: restarted all ranks" in ended.err
+
+
 def test_five_crashes_leave_no_trace_in_the_result(
     finish: Finish, unbroken: Callable[..., Path], tmp_path: Path
 ) -> None:

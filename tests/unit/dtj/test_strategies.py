@@ -9,7 +9,7 @@ from torch import nn
 
 from dtj.errors import RecipeError
 from dtj.models.gpt import GPT, Shape
-from dtj.parallel import zero
+from dtj.parallel import compress, zero
 from dtj.parallel.average import buckets
 from dtj.parallel.fsdp import FullyShard
 from dtj.parallel.layout import lay_out
@@ -199,3 +199,10 @@ def test_fsdp_reduces_gradients_after_each_micro_batch_or_once(
 def test_reduce_once_is_refused_if_nothing_is_sharded() -> None:
     with pytest.raises(RecipeError, match="--reduce-once does not work with --parallel ddp"):
         select(Settings(reduce_once=True), grid("ddp", ""), CPU, half=None)
+
+
+@pytest.mark.parametrize("name", ["topk", "powersgd", "bf16"])
+def test_sparse_gradients_are_sent_as_they_are(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compress, "_as_they_are", lambda _, bucket: bucket)
+    bucket: Any = SimpleNamespace(buffer=lambda: torch.eye(2).to_sparse())
+    assert compress.hook(name, None).average(None, bucket) is bucket

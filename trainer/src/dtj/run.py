@@ -264,6 +264,9 @@ class Run:
                 for name, part in parts.items()
             }
         )
+        if any(isinstance(part, torch.optim.LBFGS) for part in parts.values()):
+            # How often it calls its closure, and so the verbs in it, depends on losses that a newcomer lacks.
+            self._recovery.give_up_healing()
         if self._strategy.extra:
             # By its class: the state of another --sync in the checkpoint is then left out.
             name = f"sync {type(self._strategy.extra).__name__}"

@@ -33,7 +33,9 @@ class Plain:
 
     def average(self, _: Any, bucket: dist.GradBucket) -> Future:  # type: ignore[name-defined] # torch wants this very name
         """The hook itself: DDP calls it for each bucket."""
-        return self._send(bucket) if not self.paused else _as_they_are(None, bucket)
+        # A sparse gradient, of an embedding, has a bucket of its own, and sends only its rows anyway.
+        sends_whole = self.paused or bucket.buffer().is_sparse
+        return _as_they_are(None, bucket) if sends_whole else self._send(bucket)
 
     def _send(self, bucket: Any) -> Future:
         return self._hook(None, bucket)
