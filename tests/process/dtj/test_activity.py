@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dtj.agent.rank import own_stacks
 from dtj.agent.rank.process import RankProcess
 from dtj.agent.rank.process_usage import Process, ProcessTable, Usage, process_of, processes, usage_of
 from dtj.agent.replica import activity
@@ -21,7 +22,7 @@ from tests.process.dtj.conftest import wait_for
 
 # Acts once for each SIGUSR1, which needs neither input nor output.
 PROGRAM = """
-import faulthandler, os, signal, subprocess, sys, time
+import os, runpy, signal, subprocess, sys, time
 
 def compute():
     end = time.process_time() + 0.2
@@ -35,7 +36,7 @@ acts = {
     "rename": lambda: open("/proc/self/comm", "wb").write(bytes([255]) + b") S 1"),
     "nothing": lambda: None,
 }
-faulthandler.register(signal.SIGRTMIN + 5, file=int(sys.argv[2]))
+runpy.run_path(sys.argv[3])["answer"](int(sys.argv[2]))
 signal.signal(signal.SIGUSR1, lambda *_: acts[sys.argv[1]]())
 print(flush=True)
 while True:
@@ -57,7 +58,7 @@ def begin() -> Iterator[Callable[[str], RankProcess]]:
 
         def start(act: str) -> RankProcess:
             read, write = os.pipe()
-            argv = [sys.executable, "-S", "-c", PROGRAM, act, str(write)]
+            argv = [sys.executable, "-S", "-c", PROGRAM, act, str(write), own_stacks.__file__]
             popen = subprocess.Popen(argv, stdout=subprocess.PIPE, process_group=0, pass_fds=(write,))
             stack.enter_context(popen)
             stack.callback(popen.kill)

@@ -1,5 +1,6 @@
 """Stacks of ranks: one request at a time, read a moment later; test_hang.py uses real ranks."""
 
+import ctypes
 import fcntl
 import os
 import re
@@ -12,7 +13,8 @@ from typing import cast
 
 import pytest
 
-from dtj.agent.rank.main import STACKS_SIGNAL
+from dtj.agent.rank import own_stacks
+from dtj.agent.rank.main import Program
 from dtj.agent.rank.process import RankProcess
 from dtj.agent.rank.process_usage import Process, process_of
 from dtj.agent.replica import stacks
@@ -89,9 +91,11 @@ def test_concurrent_requests_get_the_same_answer_once(
 @pytest.fixture
 def slow() -> Iterator[RankProcess]:
     """A live rank that does nothing when it is asked; the test writes its stacks, to `orders`."""
-    before = signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
+    before = {number: signal.getsignal(number) for number in (own_stacks.ASK, own_stacks.INSIST)}
+    own_stacks.ignore()
     popen = subprocess.Popen(["sleep", "600"])  # inherits that
-    signal.signal(STACKS_SIGNAL, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
     read, write = os.pipe()
     os.set_blocking(read, False)
     yield RankProcess(
@@ -189,13 +193,19 @@ def wait_in_many_threads() -> None:
         time.sleep(0.01)
 
 
+def fork(program: Program) -> RankProcess:
+    """A forked rank that runs this program, which shows a sign of life."""
+    found = RankProcess.fork(
+        program, env=dict(ENV), generation=1, threads=1, as_json=False, slots=(), inherited=[]
+    )
+    wait_for(lambda: found.heartbeat.signs, "the program to begin")
+    return found
+
+
 @pytest.fixture
 def rank() -> Iterator[RankProcess]:
     """A forked rank with many threads, which shows signs of life all the time."""
-    found = RankProcess.fork(
-        wait_in_many_threads, env=dict(ENV), generation=1, threads=1, as_json=False, slots=(), inherited=[]
-    )
-    wait_for(lambda: found.heartbeat.signs, "the threads")
+    found = fork(wait_in_many_threads)
     yield found
     found.kill()
     os.waitpid(found.pid, 0)
@@ -211,11 +221,54 @@ def test_rank_with_many_threads_writes_all_stacks_and_does_not_wait_for_a_reader
     assert place_of(rank.read_stacks()).frame.endswith("in wait_in_many_threads")
 
 
-def test_rank_continues_if_the_pipe_is_full_and_its_place_is_unknown(rank: RankProcess) -> None:
+def test_rank_continues_if_the_pipe_is_full_and_its_place_is_known(rank: RankProcess) -> None:
     fcntl.fcntl(rank.stacks, fcntl.F_SETPIPE_SZ, 64 * 1024)
     rank.request_stacks()
     wait_for(lambda: rank.stacks_written() > 60 * 1024, "a full pipe")
     signs = rank.heartbeat.signs
     wait_for(lambda: rank.heartbeat.signs > signs, "the rank to continue")
     found = RankStacks(rank)
-    assert (found.responds, found.place) == (True, NOWHERE)
+    assert found.place.frame.endswith("in wait_in_many_threads")
+
+
+def call_functions_all_the_time() -> None:
+    """From C code, as sort, map and abstract classes do."""
+
+    def same(number: int) -> int:
+        return number
+
+    while True:
+        heartbeat.mine.sign()
+        sorted(range(1000), key=same)
+
+
+def test_asking_for_its_stacks_never_ends_a_rank() -> None:
+    """CPython's faulthandler ends such a process at one of 10 to 900 requests."""
+    rank = fork(call_functions_all_the_time)
+    for _ in range(500):
+        written = rank.stacks_written()
+        rank.request_stacks()
+        wait_for(lambda: rank.stacks_written() > written, "its stacks")  # noqa: B023
+        assert place_of(rank.read_stacks()) != NOWHERE
+    rank.kill()
+    assert os.waitpid(rank.pid, 0)[1] == signal.SIGKILL
+
+
+def keep_the_lock() -> None:
+    """Of the interpreter, in native code that waits for ever."""
+    heartbeat.mine.sign()
+    ctypes.PyDLL(None).pause()
+
+
+def test_rank_that_keeps_the_interpreters_lock_writes_its_stacks_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stacks, "_STACKS_S", 0.0)
+    monkeypatch.setattr(stacks, "_INSIST_S", 0.0)
+    rank = fork(keep_the_lock)
+    asked = Asked(rank)
+    while not asked.found:
+        asked.tick()
+    assert asked.found[0].place.frame.endswith("in keep_the_lock")
+    rank.kill()
+    os.waitpid(rank.pid, 0)

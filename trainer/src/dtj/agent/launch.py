@@ -29,8 +29,8 @@ from dtj.agent.coordinator.watch.hang import Watchdog
 from dtj.agent.open_files import raise_open_files
 from dtj.agent.options import Options
 from dtj.agent.placement import Placement, threads
-from dtj.agent.rank import cuda
-from dtj.agent.rank.main import STACKS_SIGNAL, Program
+from dtj.agent.rank import cuda, own_stacks
+from dtj.agent.rank.main import Program
 from dtj.agent.rank.preload import preload
 from dtj.agent.replica.coordinator_client import CoordinatorClient
 from dtj.agent.replica.heartbeats import HeartbeatReader, interval_s
@@ -102,8 +102,7 @@ class _Agent:
     def run(self) -> int:
         raise_open_files()
         self._signals = SignalPipe((*_FORWARDED, signal.SIGCHLD))
-        # Ranks inherit this: a request for stacks must not kill a rank that has no handler yet.
-        signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
+        own_stacks.ignore()
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         nthreads = threads(os.environ, nproc=self._placement.nproc)
         preload(nthreads)

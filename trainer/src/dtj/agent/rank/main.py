@@ -18,7 +18,7 @@ from typing import Any
 from dtj import contract
 from dtj.agent import process_end
 from dtj.agent.child_process import detach
-from dtj.agent.rank import heap
+from dtj.agent.rank import heap, own_stacks
 from dtj.agent.wire import outcome
 from dtj.copies import slot
 from dtj.errors import DtjError, is_peer_loss
@@ -27,9 +27,6 @@ from dtj.telemetry import heartbeat, optimizer_steps, report_pipe
 from dtj.telemetry.heartbeat import SharedHeartbeat
 
 Program = Callable[[], None]
-
-# No library uses this signal, and a rank that is stuck in native code still responds.
-STACKS_SIGNAL = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 
 # What calls the user's code: its frames are left out of tracebacks.
 _LAUNCHER = tuple(Path(__file__).parents[2] / folder for folder in ("agent/rank", "cli"))
@@ -47,7 +44,7 @@ class Wiring:
     stderr: int
     reports: int
     orders: int
-    stacks: int  # where faulthandler writes when the agent asks
+    stacks: int  # where it writes its stacks when the agent asks
     heartbeat: SharedHeartbeat
     slots: tuple[int, ...]  # shared memory for copies of the rank's state
     foreign: Sequence[int]  # the agent's; a data worker that outlives the rank must not hold them open
@@ -82,7 +79,7 @@ def _set_up_process(env: Mapping[str, str], wiring: Wiring) -> None:
     sys.stdout = open(1, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115 - stays open
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
     faulthandler.enable()
-    faulthandler.register(STACKS_SIGNAL, file=wiring.stacks)
+    own_stacks.answer(wiring.stacks)
     os.environ.update(env)
     if env[contract.NNODES] == "1":  # a laptop's host name often resolves to an unreachable address
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")

@@ -14,9 +14,10 @@ from typing import Any, Self
 
 from dtj import contract
 from dtj.agent.child_process import signals_blocked
+from dtj.agent.rank import own_stacks
 from dtj.agent.rank.error_file import ErrorFile
 from dtj.agent.rank.log_lines import LogLines
-from dtj.agent.rank.main import STACKS_SIGNAL, Program, Wiring, become
+from dtj.agent.rank.main import Program, Wiring, become
 from dtj.agent.wire.outcome import Ending
 from dtj.agent.wire.protocol import RankState
 from dtj.telemetry.heartbeat import SharedHeartbeat
@@ -42,6 +43,7 @@ class RankProcess:
     lost_in    the last generation in which it lost its peers, or did not reach them (is_unformed), and waits
     stacks_requested_at  by time.monotonic()
     stacks_requests  number of requests for its stacks so far
+    stacks_insisted  how often it was interrupted for them
     """
 
     rank: int
@@ -61,6 +63,7 @@ class RankProcess:
     is_unformed: bool = False
     stacks_requested_at: float = 0.0
     stacks_requests: int = 0
+    stacks_insisted: int = 0
     ending: Ending | None = None
     error_file: ErrorFile = field(default_factory=ErrorFile)
     _failure: dict[str, Any] = field(default_factory=dict)
@@ -194,12 +197,18 @@ class RankProcess:
         return self.ending
 
     def request_stacks(self) -> None:
-        """Make it write its Python stacks; a stopped process does so only after it continues."""
+        """Ask for its Python stacks; a stopped process writes them only after it continues."""
         self.read_stacks()  # discard what came too late for an earlier request
         self.stacks_requested_at = time.monotonic()
         self.stacks_requests += 1
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, STACKS_SIGNAL)
+            os.kill(self.pid, own_stacks.ASK)
+
+    def insist_on_stacks(self) -> None:
+        """Interrupt it for them, as it does not answer; see own_stacks.py for what that may cost."""
+        self.stacks_insisted += 1
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, own_stacks.INSIST)
 
     def read_stacks(self) -> str:
         """The stacks that it has written since the last call."""

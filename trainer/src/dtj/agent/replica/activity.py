@@ -102,11 +102,10 @@ def without_stacks(process: RankProcess, table: ProcessTable) -> Usage | None:
     usage = usage_of(process.pid, table)
     if usage is None or process.stacks_written() != written:
         return None
-    asked = process.stacks_requests
     return usage._replace(
         io_bytes=usage.io_bytes - written,
-        wakeups=usage.wakeups - asked,
-        cpu_s=usage.cpu_s - _STACKS_CPU_S * asked,
+        wakeups=usage.wakeups - process.stacks_insisted,
+        cpu_s=usage.cpu_s - _STACKS_CPU_S * process.stacks_requests,
     )
 
 

@@ -1,4 +1,4 @@
-"""The Python stacks of a rank, as faulthandler writes them -> where its main thread is. Pure."""
+"""The Python stacks of a rank, as rank/own_stacks.py writes them -> where its main thread is. Pure."""
 
 import re
 import sysconfig
@@ -10,18 +10,18 @@ from dtj.agent.wire.probe import NOWHERE, Place
 # Python's own waiting functions: the frame of their caller says more.
 _WAITING = re.compile(r"/(threading|queue|selectors|subprocess)\.py$|/multiprocessing/")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
+_MAIN = ("Main thread", "Current thread")
 _OURS = str(Path(__file__).parents[2])
 _LIBRARIES = (_OURS, sysconfig.get_path("stdlib"), "<")
 _PACKAGES = re.compile(r"/(site|dist)-packages/")
 
 
 def place_of(stacks: str) -> Place:
-    """Where the main thread is. It is the thread that handles the signal, which faulthandler calls current.
+    """Where the main thread is. It is the thread that handles signals, which faulthandler calls current.
 
-    The place is unknown if that thread is missing, because the pipe was full or because there are more than
-    the 100 threads that faulthandler writes.
+    The place is unknown if that thread is missing: faulthandler writes it last, and 100 threads at most.
     """
-    main = next((thread for thread in stacks.split("\n\n") if thread.startswith("Current thread")), "")
+    main = next((thread for thread in stacks.split("\n\n") if thread.startswith(_MAIN)), "")
     frames = list(_FRAME.finditer(main))
     if not frames:
         return NOWHERE

@@ -1,4 +1,4 @@
-"""Python stacks of this pod's ranks: requested by a signal, read a moment later.
+"""Python stacks of this pod's ranks: requested by a signal, read a moment later; see rank/own_stacks.py.
 
 Nothing shows that a rank has written all its stacks, and a stopped rank writes none. So all ranks get the
 same time, and more of it while one has not begun or still writes: on a busy machine a healthy rank may get
@@ -16,6 +16,8 @@ from dtj.agent.replica.frames import place_of
 _STACKS_S = 1.0
 _AGAIN_S = 0.25
 LONGEST_S = 10.0  # in all
+# By now a rank has answered, even with little processor time, unless native code keeps the lock of Python.
+_INSIST_S = 4.0
 _STOPPED = {"T", "t"}
 _NONE = "no stack: the process does not respond\n"
 
@@ -53,7 +55,7 @@ class Stacks:
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[list[RankStacks]], None]] = []
-        self._until = 0.0
+        self._until = self._insist_at = 0.0
         self._unread: dict[int, int] = {}  # by pid of those that were asked: bytes when last seen
         self.deadline: float | None = None
 
@@ -67,7 +69,7 @@ class Stacks:
             process.request_stacks()
             self._unread[process.pid] = 0
         now = time.monotonic()
-        self.deadline, self._until = now + _STACKS_S, now + LONGEST_S
+        self.deadline, self._until, self._insist_at = now + _STACKS_S, now + LONGEST_S, now + _INSIST_S
 
     def tick(self, processes: Iterable[RankProcess]) -> None:
         """Time has passed."""
@@ -77,6 +79,11 @@ class Stacks:
         processes = list(processes)
         late = [process for process in processes if self._is_late(process)]
         if late and now < self._until:
+            if now >= self._insist_at:
+                self._insist_at = self._until
+                for process in late:
+                    if not self._unread[process.pid]:
+                        process.insist_on_stacks()
             self.deadline = now + _AGAIN_S
             return
         self.deadline = None
