@@ -8,9 +8,9 @@ import weakref
 import pytest
 import torch
 
+from dtj.agent.rank.optimizer_steps import OptimizerSteps
 from dtj.telemetry import heartbeat
 from dtj.telemetry.heartbeat import SharedHeartbeat
-from dtj.telemetry.optimizer_steps import OptimizerSteps
 
 
 class Steps:

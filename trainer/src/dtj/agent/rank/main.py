@@ -18,12 +18,12 @@ from typing import Any
 from dtj import contract
 from dtj.agent import process_end
 from dtj.agent.child_process import detach
-from dtj.agent.rank import heap, own_stacks
+from dtj.agent.rank import heap, optimizer_steps, own_stacks
 from dtj.agent.wire import outcome
 from dtj.copies import slot
 from dtj.errors import DtjError, is_peer_loss
 from dtj.ranks import control_pipe
-from dtj.telemetry import heartbeat, optimizer_steps, report_pipe
+from dtj.telemetry import heartbeat, report_pipe
 from dtj.telemetry.heartbeat import SharedHeartbeat
 
 Program = Callable[[], None]
