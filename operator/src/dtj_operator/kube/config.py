@@ -29,9 +29,8 @@ async def load() -> Configuration:
         raise NoCluster(f"cannot load the cluster configuration: {error}; {fix}") from error
     # Looked up once: aiohttp would do it before every request, in a thread.
     server, proxies = urlsplit(loaded.host), getproxies()
-    near = proxy_bypass(server.netloc) or _is_in_range(
-        server.hostname or "", proxies.get("no", "")
-    )  # NO_PROXY
+    no_proxy = proxies.get("no", "")
+    near = proxy_bypass(server.netloc) or _is_in_range(server.hostname or "", no_proxy)
     if not loaded.proxy and not near:
         loaded.proxy = proxies.get(server.scheme)  # HTTPS_PROXY
     return loaded

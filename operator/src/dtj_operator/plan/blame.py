@@ -213,9 +213,7 @@ def _classify(
         disruption = pod.condition("DisruptionTarget")
         lost = disruption is not None and disruption.reason in _KILLED_BY_NODE
         return ("NodeLost" if lost else "Evicted"), name
-    if (
-        code is None or pod.reason == "Evicted"
-    ):  # by its kubelet: before it ran, or for a limit of its storage
+    if code is None or pod.reason == "Evicted":  # by its kubelet: it never ran, or used too much storage
         return "Evicted", name
     if ended is not None and ended.reason == "OOMKilled":
         return "OOMKilled", name

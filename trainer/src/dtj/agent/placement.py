@@ -109,8 +109,8 @@ class Placement:
             contract.NPROC_PER_NODE: self.nproc,
             contract.MASTER_ADDR: store[0],
             contract.MASTER_PORT: store[1],
-            contract.USE_AGENT_STORE: world
-            > 1,  # a script that is alone may open groups of its own processes
+            # A script that is alone may open groups of its own processes.
+            contract.USE_AGENT_STORE: world > 1,
             contract.RUN_ID: self.run_id,
             contract.RESTART_COUNT: generation - 1,
             **{name: os.environ.get(name, value) for name, value in _OF_LIBRARIES.items()},

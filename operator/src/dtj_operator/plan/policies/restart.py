@@ -25,9 +25,7 @@ from dtj_operator.plan.policies.size import participating
 from dtj_operator.plan.snapshot import Snapshot
 
 MAX_BACKOFF_S = 300.0
-MOST_AT_ONCE = (
-    10  # restarts in a row without any back-off: after these, one a second, or the API server suffers
-)
+MOST_AT_ONCE = 10  # restarts in a row without any back-off; then one a second, or the API server suffers
 RAN_WELL_S = 600.0  # in phase Running; counts as progress of a program that reports no steps
 BACKOFF_JITTER = 0.2  # of the delay, plus or minus: after an outage a thousand jobs must not restart in step
 MAX_REPLACED = 100  # pods at once; with more the whole job restarts, which keeps the status small

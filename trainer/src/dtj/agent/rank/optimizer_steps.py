@@ -31,9 +31,8 @@ class OptimizerSteps:
     """
 
     def __init__(self) -> None:
-        self._counted: Callable[[], object] = lambda: (
-            None
-        )  # weak: the program may want the memory of its model
+        # Weak: the program may want the memory of its model.
+        self._counted: Callable[[], object] = lambda: None
         self._done = 0
         self._of_others = 0  # since the last counted step
         self._busy_time = BusyTime(heartbeat.mine)
