@@ -22,7 +22,7 @@ def uids(kubectl: Kubectl, job: str) -> dict[str, str]:
     return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods}
 
 
-@pytest.mark.long
+@pytest.mark.long(45)
 def test_killed_ranks_are_restarted_in_the_same_pods(cluster: Cluster, kubectl: Kubectl):
     """SIGKILL from the node, to each rank in turn. No checkpoint: the survivor's memory has the state."""
     kubectl.apply(workload_job("heal", f"--steps={STEPS}", "--step-s=0.1"))
@@ -76,7 +76,7 @@ def test_rank_that_exceeds_its_memory_limit_is_blamed_and_the_job_completes(kube
     assert (failure["replica"], failure["reason"]) == (1, "OOMKilled")
 
 
-@pytest.mark.long
+@pytest.mark.long(75)
 def test_drained_pod_saves_with_all_replicas_and_costs_no_restart(kubectl: Kubectl, runs: Json):
     kubectl.apply(workload_job("drained", f"--steps={STEPS}", "--step-s=0.1", checkpoint=runs))
     kubectl.follow("drained-1", "did step 12 ")
@@ -99,7 +99,7 @@ def test_drained_pod_saves_with_all_replicas_and_costs_no_restart(kubectl: Kubec
     assert done[0] > 12
 
 
-@pytest.mark.long
+@pytest.mark.long(70)
 def test_new_pods_resume_at_the_step_of_the_survivor(kubectl: Kubectl):
     """Replica 0 runs the coordinator: the survivor finds the new pod under the same name."""
     kubectl.apply(workload_job("pods", f"--steps={STEPS}", "--step-s=0.1"))

@@ -29,7 +29,7 @@ def sleeper(name: str) -> Json:
     }
 
 
-@pytest.mark.long
+@pytest.mark.long(35)
 def test_a_hundred_jobs_run_at_once(kubectl: Kubectl):
     """Fifty pods on each node: more than its processes were once allowed to be."""
     kubectl.apply(*[sleeper(f"job-{number}") for number in range(JOBS)])

@@ -32,7 +32,7 @@ def spread_job(name: str) -> Json:
     return manifest
 
 
-@pytest.mark.long
+@pytest.mark.long(190)
 def test_isolated_replica_is_replaced(kubectl: Kubectl):
     """Only the operator still reaches all pods; meanwhile the other replicas keep their state in memory."""
     with no_other_placement():

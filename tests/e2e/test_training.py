@@ -57,6 +57,7 @@ def test_a_users_own_script_reaches_world_size_four(kubectl: Kubectl, name: str)
     assert merged_logs(kubectl, job_of(objects)).count("sum 10 of 4 ranks") == 4
 
 
+@pytest.mark.long(80)
 def test_strategies_have_the_losses_of_a_single_process(kubectl: Kubectl):
     """Collectives of groups, and messages between stages, on pods of several nodes.
 

@@ -88,7 +88,7 @@ async def test_deadline_that_passed_without_an_operator_counts(
         await kubelet.until(lambda pods: not pods)
 
 
-@pytest.mark.long
+@pytest.mark.long(24)
 async def test_one_of_two_operators_leads_and_the_second_takes_over(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet
 ):

@@ -14,7 +14,7 @@ WITHOUT = frozenset({"restart_apiserver"})  # takes too long for a short run
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.long
+@pytest.mark.long(38)
 async def test_a_hundred_faults_and_no_violation(granted: ControlPlane, namespace: str, tmp_path: Path):
     result = await chaos.run(granted, namespace, tmp_path, seed=SEED, faults=100, jobs=8, without=WITHOUT)
 

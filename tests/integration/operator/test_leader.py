@@ -43,7 +43,7 @@ def pods_after(count: int) -> Callable[[web.Request], bool]:
     return lambda request: is_creation(request) and next(created) >= count
 
 
-@pytest.mark.long
+@pytest.mark.long(25)
 async def test_leader_that_freezes_while_writing_is_replaced_and_stops_writing(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, witness: Witness
 ):

@@ -64,7 +64,7 @@ async def until_handled(api: Api, name: str) -> None:
     await api.until(f"{folder}/{name}", lambda found: bool(found.get("status", {}).get("phase")))
 
 
-@pytest.mark.long
+@pytest.mark.long(25)
 async def test_operator_waits_for_its_crd_and_survives_its_deletion(own_plane: ControlPlane):
     expected = "the API server does not serve distributedtrainingjobs dtj.dev/v1alpha1: install the CRD\n"
     operator = await process.start(own_plane)

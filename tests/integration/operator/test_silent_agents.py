@@ -121,7 +121,7 @@ async def looks(plane: ControlPlane, node: str, count: int) -> None:
 
 @pytest.mark.usefixtures("asking", "leases", "nodes")
 @pytest.mark.parametrize("skew_s", [pytest.param(0, id="good clock"), pytest.param(-3600, id="an hour late")])
-@pytest.mark.long
+@pytest.mark.long(42)
 async def test_silent_node_is_lost_when_its_lease_expires_and_not_before(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, skew_s: float
 ):

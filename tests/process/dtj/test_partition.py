@@ -22,7 +22,11 @@ CUT_AT = 8  # the network is cut after this step, however slow the test is
 LOOP = PROGRAMS / "loop.py"
 _DEADLINE_S = 240.0
 _WHY_NOT = lacking()
-pytestmark = [pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT), pytest.mark.timeout(600), pytest.mark.long]
+pytestmark = [
+    pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT),
+    pytest.mark.timeout(600),
+    pytest.mark.long(40),
+]
 
 
 class Job:
@@ -185,6 +189,7 @@ def test_pods_that_reach_the_coordinator_but_not_each_other(started: Started) ->
     assert "all ranks wait for each other, so no rank is to blame" in job.err(0)
 
 
+@pytest.mark.long(75)
 def test_permanent_cut_uses_up_the_restart_budget(started: Started) -> None:
     """The hang is one restart. The first time that ranks cannot reach each other is free, the next counts.
 
