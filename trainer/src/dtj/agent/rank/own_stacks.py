@@ -30,8 +30,10 @@ _MOST_THREADS, _MOST_FRAMES = 100, 100
 def answer(fd: int) -> None:
     """Answer on this file descriptor from now on; it does not block."""
     faulthandler.register(INSIST, file=fd)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {ASK})  # also in threads that begin later: only `_serve` gets it
+    # A thread inherits what is blocked: this one gets ASK only, and the program's threads all other signals.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     threading.Thread(target=_serve, args=(fd,), name="dtj-stacks", daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before | {ASK})
 
 
 def ignore() -> None:
