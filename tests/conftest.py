@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Sequence
 
 import hypothesis
 import pytest
@@ -24,9 +25,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Begin with the longest tests: others run beside them, and none is left alone at the end."""
     items.sort(key=lambda item: -seconds(item))
     if "worksteal" in getattr(config, "workerinput", {}).get("mainargv", ()):
-        # Each worker begins with a run of neighbours, so the longest tests must not be neighbours.
-        workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-        items[:] = [item for first in range(workers) for item in items[first::workers]]
+        items[:] = dealt(items, int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+
+
+def dealt(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]:
+    """The longest tests first in the run of neighbours that each worker gets; the others stay together.
+
+    Neighbours are often of one file and share what they have made.
+    """
+    longest = [item for item in items if seconds(item)]
+    others, found = list(items[len(longest) :]), list[pytest.Item]()
+    for worker in range(workers):
+        mine = longest[worker::workers]
+        share = len(items) // workers - len(mine) if worker < workers - 1 else len(others)
+        found += [*mine, *others[:share]]
+        del others[:share]
+    return found
 
 
 def seconds(item: pytest.Item) -> float:
