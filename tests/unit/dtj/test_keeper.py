@@ -88,6 +88,17 @@ def sender(own: list[Slot], said: list[str], address: Address) -> Sender:
     return Sender(address, {RANK: own}, say=said.append)
 
 
+@contextlib.contextmanager
+def sending_another(keeper: Keeper, one: Slot, *, step: int) -> Iterator[socket.socket]:
+    """A connection on which a copy of a later step begins: its header has arrived, its payload has not."""
+    header = one.header()
+    assert header
+    with keeper.address.connect(buddy.SEND, RANK) as sock:
+        sock.sendall(header._replace(label=replace(header.label, step=step)).pack())
+        assert sock.recv(1) == buddy.WANTED
+        yield sock
+
+
 def test_buddy_keeps_the_two_newest_copies_and_gives_them_to_the_next_pod(
     keeper: Keeper, own: list[Slot]
 ) -> None:
@@ -162,12 +173,7 @@ def test_next_pod_need_not_wait_for_what_the_lost_one_was_sending(
     for step in (1, 2):
         write(own[step - 1], step)
     sender(own, keeper.said, keeper.address).send()
-    header = own[1].header()
-    assert header
-    label = replace(header.label, step=3)
-    with keeper.address.connect(buddy.SEND, RANK) as lost:
-        lost.sendall(header._replace(label=label).pack())
-        assert lost.recv(1) == buddy.WANTED
+    with sending_another(keeper, own[1], step=3):
         assert keeper.kept() == [(2, PAYLOAD)]
 
 
@@ -197,12 +203,7 @@ def test_sender_that_dies_costs_only_the_older_copy(keeper: Keeper, own: list[Sl
         write(own[0], step)
         sender(own, keeper.said, keeper.address).send()
         own[0].mark_sent(is_sent=False)
-    header = own[0].header()
-    assert header
-    label = replace(header.label, step=3)
-    with keeper.address.connect(buddy.SEND, RANK) as sock:
-        sock.sendall(header._replace(label=label).pack())
-        assert sock.recv(1) == buddy.WANTED
+    with sending_another(keeper, own[0], step=3) as sock:
         sock.sendall(PAYLOAD[:1000])
     assert keeper.kept() == [(2, PAYLOAD)]
 

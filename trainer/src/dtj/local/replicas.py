@@ -7,11 +7,10 @@ cluster the operator does this with pods; ranks within a replica are restarted b
 import os
 import shutil
 import signal
-import socket
 import sys
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -21,6 +20,7 @@ from dtj.agent import alone, process_end
 from dtj.agent.child_process import detach, signals_blocked
 from dtj.agent.placement import threads
 from dtj.agent.rank.preload import preload
+from dtj.agent.wire.link import free_ports
 from dtj.errors import RecipeError
 from dtj.local.manifest import LocalJob, Place, environment, expand
 
@@ -60,7 +60,7 @@ class _Replicas:
     def __init__(self, job: LocalJob, main: Main) -> None:
         self.uid = str(uuid.uuid4())
         self._job, self._main = job, main
-        self._port, *self._agent_ports = _free_ports(job.replicas + 1)
+        self._port, *self._agent_ports = free_ports(job.replicas + 1)
         self._pids: dict[int, int] = {}
         self._lost = 0
         self._code = contract.EXIT_DONE
@@ -165,15 +165,6 @@ def _be(job: LocalJob, place: Place, main: Main, *, runner: int) -> NoReturn:
         _log(f"cannot run {job.command[0]}: {error.strerror}")
     finally:
         process_end.end_now(code)
-
-
-def _free_ports(count: int) -> Sequence[int]:
-    """Ports that are free now, all different."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
 
 
 def _how(code: int) -> str:

@@ -13,13 +13,13 @@ from dataclasses import asdict
 from dtj.agent.coordinator.agent_links import AgentLinks
 from dtj.agent.coordinator.ledger import Ledger
 from dtj.agent.coordinator.membership import ENDED_EARLY, Membership
-from dtj.agent.coordinator.store import Store, free_port
+from dtj.agent.coordinator.store import Store
 from dtj.agent.coordinator.watch.hang import Watchdog
 from dtj.agent.coordinator.watch.monitor import Monitor
 from dtj.agent.report.status import Facts
 from dtj.agent.wire import buddies, facts, outcome
 from dtj.agent.wire.checked import printable
-from dtj.agent.wire.link import KEEPALIVE_S, SILENCE_S, Link, Message, pace_s
+from dtj.agent.wire.link import KEEPALIVE_S, SILENCE_S, Link, Message, free_ports, pace_s
 from dtj.agent.wire.outcome import Ending
 from dtj.agent.wire.protocol import Action, End, Form, Go, Hello, Keeper, OtherProtocolError, Refuse
 from dtj.agent.wire.signs import Activity, Heartbeat
@@ -247,7 +247,9 @@ class Coordinator:
         self.steps = {rank: step for rank, step in self.steps.items() if rank in kept}
         if self._left_out:
             self._log_waiting(self._left_out)
-        order = asdict(form) | {"port": self._store.port if self._store else free_port(), "heals": bool(kept)}
+        # A rank that is alone starts its own store, if it wants one.
+        port = self._store.port if self._store else free_ports(1)[0]
+        order = asdict(form) | {"port": port, "heals": bool(kept)}
         keepers = {
             hello.replica: (address, hello.keeper)
             for hello, address in self._links.addresses()

@@ -10,7 +10,6 @@ import ctypes
 import os
 import select
 import signal
-import socket
 from typing import Self
 
 from dtj import contract
@@ -54,13 +53,6 @@ class Store:
     def stop(self) -> None:
         """Kill the process and reap it."""
         end_helper(self.pid)
-
-
-def free_port() -> int:
-    """A port for a rank that is alone, which starts its own store if it wants one."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _serve(write: int) -> None:

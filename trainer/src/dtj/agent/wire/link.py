@@ -9,7 +9,7 @@ import json
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 Message = dict[str, Any]
@@ -153,3 +153,12 @@ def _peer_of(sock: socket.socket) -> str:
 def encode(message: Message) -> bytes:
     """The line that is sent over the connection."""
     return json.dumps(message).encode() + b"\n"
+
+
+def free_ports(count: int) -> Sequence[int]:
+    """Ports that are free now, all different."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
