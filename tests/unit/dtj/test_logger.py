@@ -338,6 +338,7 @@ def test_line_without_an_end_does_not_use_unlimited_memory() -> None:
     ("steps", "seconds", "pause"),
     [
         pytest.param(10, 0.01, 200, id="short steps: five messages a second"),
+        pytest.param(3, 1.5, 1, id="steps longer than that: a message a step, read after the next one"),
         pytest.param(1, 3.0, 0, id="long steps: read after the same step"),
         pytest.param(0, 0.0, 1, id="nothing measured yet"),
     ],

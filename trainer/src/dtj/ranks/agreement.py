@@ -19,10 +19,11 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-# Target time between messages. If steps are short, a stop takes effect about this long after the signal. If
-# steps are longer than this, a message is read where it was started: its latency hardly delays such a step,
-# and a stop takes effect at the end of the current one.
+# Target time between messages. If steps are short, a stop takes effect about this long after the signal.
 _INTERVAL_S = 0.2
+# If steps take this long, a message is read where it was started: a stop takes effect at the end of the
+# current one. Then every rank waits twice a step for the slowest, which costs a few milliseconds.
+_LONG_STEP_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,10 @@ class Message:
 
 def interval(steps: int, seconds: float) -> int:
     """Steps until the next message, given that the last `steps` took `seconds`; see Message."""
-    return int(steps * _INTERVAL_S / seconds) if seconds > 0 else 1
+    if steps == 0 or seconds <= 0:
+        return 1
+    a_step_s = seconds / steps
+    return 0 if a_step_s >= _LONG_STEP_S else max(1, int(_INTERVAL_S / a_step_s))
 
 
 class Agreement:
