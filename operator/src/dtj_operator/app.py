@@ -110,7 +110,7 @@ class App:
             *self._reflect(NETWORK_POLICY.source, policies),
         )
         self._reflectors: tuple[Reflector[Any], ...] = (*self._required, follow_nodes)
-        self._gangs, self._pod_groups = Gangs(), PodGroupCache(self._child_changed)
+        self._gangs, self._pod_groups = Gangs(time.monotonic), PodGroupCache(self._child_changed)
         self._kueue, self._workloads = Kueue(), WorkloadCache(self._child_changed)
         caches = Caches(
             pod_groups=self._pod_groups,

@@ -193,8 +193,8 @@ class Applier:
             return Refusal(reason="PodRejected", message=RELABELLED.format(meta["name"]))
         if not usable:
             return False
-        if "schedulingGroup" in body["spec"] and not found.pod_group:
-            self._caches.gangs.note_dropped()
+        if "schedulingGroup" in body["spec"] and not existed and not found.pod_group:
+            self._caches.gangs.note_dropped(found.namespace)
         return True
 
     async def _create_for_pods(self, body: Json, uid: str) -> Refusal | bool:

@@ -79,6 +79,7 @@ class Gatherer:
         self._recovery[key] = job.recovery
         wanted = networking(job, self._readers)
         pods, nodes = self._caches.pods.of(key), self._caches.nodes()
+        gangs_off = self._caches.gangs.off(key.namespace)
         reverted_s = min(cache.since_reverted(key) for cache in self._caches.children)
         snapshot = Snapshot(
             job=job,
@@ -87,8 +88,8 @@ class Gatherer:
             children={
                 kind: _state(self._caches.of(kind), key, job.uid, body) for kind, body in wanted.items()
             },
-            gang_api=self._caches.gangs.api_version,
-            gangs_off=self._caches.gangs.off,
+            gang_api="" if gangs_off else self._caches.gangs.api_version,
+            gangs_off=gangs_off,
             pod_groups=self._caches.pod_groups.of(key),
             revert_at=now + max(0.0, REVERT_PAUSE_S - reverted_s),
             nodes=nodes,

@@ -87,7 +87,7 @@ class Doing:
         self.reported: list[Key] = []  # changes of Services that trigger a reconcile
         self.services = ChildCache(SERVICE, self.reported.append)
         policies = ChildCache(NETWORK_POLICY, lambda _: None)
-        self.gangs = Gangs()
+        self.gangs = Gangs(time.monotonic)
         self.gangs.use("scheduling.k8s.io/v1beta1")
         self.pod_groups = PodGroupCache(lambda _: None)
         self.workloads = WorkloadCache(self.again.append)
@@ -235,17 +235,6 @@ async def test_unknown_priority_class_is_reported_with_the_fix() -> None:
     (refusal,) = outcome.refusals
     assert refusal.reason == "PodRejected"
     assert refusal.message.startswith(f"{said}; create that class")
-
-
-async def test_api_server_that_drops_the_group_of_a_pod_ends_the_use_of_pod_groups() -> None:
-    body = {**wanted(), "spec": {"schedulingGroup": {"podGroupName": "digits-0"}}}
-    async with doing(says(stored(wanted()))) as do:
-        assert await do(CreatePod(body)) == Applied()
-
-        assert do.gangs.api_version == ""
-        assert "GenericWorkload" in do.gangs.off
-        do.gangs.use("scheduling.k8s.io/v1beta1")
-        assert do.gangs.api_version == ""
 
 
 @pytest.mark.parametrize(
@@ -518,17 +507,18 @@ async def test_failure_is_raised_after_all_calls_have_ended() -> None:
 GROUP = pod_group(JOB, 0, "scheduling.k8s.io/v1beta1")
 
 
-async def test_pod_that_loses_its_group_on_the_way_shows_that_the_cluster_places_no_gangs() -> None:
-    """The API server serves PodGroups, but its feature gate for pods is off."""
+async def test_pod_that_loses_its_group_on_the_way_shows_that_its_namespace_has_no_gangs() -> None:
+    """The API server serves PodGroups, but its feature gate for pods is off, or a webhook drops the field."""
     asked = {**wanted(), "spec": {"schedulingGroup": {"podGroupName": "digits-0"}}}
-    async with doing(says(stored(asked)), says(stored(wanted()))) as do:
-        await do(CreatePod(asked))
-        assert do.gangs.api_version
+    older = [refuses(409), says(stored(wanted()))]  # created before PodGroups were served
+    async with doing(says(stored(asked)), *older, says(stored(wanted()))) as do:
+        for _ in range(2):
+            assert await do(CreatePod(asked)) == Applied()
+            assert not do.gangs.off(KEY.namespace)
 
-        await do(CreatePod(asked))
-        assert not do.gangs.api_version
-        do.gangs.use("scheduling.k8s.io/v1beta1")
-        assert not do.gangs.api_version
+        assert await do(CreatePod(asked)) == Applied()
+        assert "GenericWorkload" in do.gangs.off(KEY.namespace)
+        assert not do.gangs.off("other")
 
 
 @pytest.mark.parametrize(

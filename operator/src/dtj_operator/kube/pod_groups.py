@@ -7,6 +7,7 @@ read is the same in both.
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import msgspec
 
@@ -21,9 +22,11 @@ from dtj_operator.model.views import ConditionView, PodGroupView
 _log = logging.getLogger(__name__)
 
 DROPPED = (
-    "the API server serves PodGroups, but drops schedulingGroup of pods: switch on the feature gate "
-    "GenericWorkload of kube-apiserver and kube-scheduler, then restart the operator"
+    "the API server serves PodGroups, but pods of this namespace lose their schedulingGroup: switch on the "
+    "feature gate GenericWorkload of each kube-apiserver, or exclude pods of jobs from the webhook that "
+    "drops the field"
 )
+DROPPED_S = 600.0  # then a PodGroup is tried again
 FORBIDDEN = "the cluster serves PodGroups, but the operator may not read them: apply the chart's ClusterRole"
 
 
@@ -81,13 +84,15 @@ class Gangs:
     """Whether the cluster places gangs.
 
     api_version   of the PodGroups that the operator uses; empty: it uses none
-    off           why it does not although it serves PodGroups, and what helps; else empty
     settled       whether that is known, and the PodGroups are in the cache
     """
 
-    def __init__(self) -> None:
-        self.api_version = self.off = ""
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """clock: monotonic, in seconds."""
+        self.api_version = ""
         self.settled = asyncio.Event()
+        self._clock, self._forbidden = clock, False
+        self._dropped_until: dict[str, float] = {}  # by namespace
 
     async def discover(self, api: Api) -> str:
         """Return the newest version that the API server serves; empty: none. Raises Unavailable."""
@@ -95,18 +100,24 @@ class Gangs:
 
     def lack_rights(self) -> None:
         """The operator may not read PodGroups: it uses none."""
-        self.off = FORBIDDEN
+        self._forbidden = True
 
     def use(self, api_version: str) -> None:
-        """Use this version from now on, unless the API server drops the field of pods."""
-        if self.off != DROPPED:
-            self.api_version, self.off = api_version, ""
+        """Use this version from now on."""
+        self.api_version, self._forbidden = api_version, False
 
-    def note_dropped(self) -> None:
-        """The API server dropped schedulingGroup from a pod, so its pods belong to no PodGroup.
+    def off(self, namespace: str) -> str:
+        """Return why jobs of this namespace get no PodGroup although the cluster serves them; else empty."""
+        if self._forbidden:
+            return FORBIDDEN
+        return DROPPED if self._clock() < self._dropped_until.get(namespace, 0.0) else ""
 
-        It serves PodGroups, but its feature gate GenericWorkload is off.
+    def note_dropped(self, namespace: str) -> None:
+        """A new pod has lost its schedulingGroup, so it belongs to no PodGroup.
+
+        An API server has its feature gate GenericWorkload off, maybe one of several, or a webhook of this
+        namespace was built before the field.
         """
-        if not self.off:
-            _log.warning("placing pods one by one from now on: %s", DROPPED)
-        self.off, self.api_version = DROPPED, ""
+        if not self.off(namespace):
+            _log.warning("placing pods one by one", extra={"namespace": namespace, "why": DROPPED})
+        self._dropped_until[namespace] = self._clock() + DROPPED_S

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dtj_operator.kube.pod_groups import DROPPED, FORBIDDEN, Gangs, decode_pod_group
+from dtj_operator.kube.pod_groups import DROPPED, DROPPED_S, FORBIDDEN, Gangs, decode_pod_group
 
 SAID = "0/1 placements are available"
 
@@ -41,11 +41,14 @@ def test_condition_says_whether_the_scheduler_has_placed_the_group(version: str,
 
 
 def test_reason_why_there_are_no_gangs_is_known_until_it_is_over() -> None:
-    gangs = Gangs()
+    now = 0.0
+    gangs = Gangs(lambda: now)
     gangs.lack_rights()
-    assert (gangs.api_version, gangs.off) == ("", FORBIDDEN)
+    assert (gangs.api_version, gangs.off("ns")) == ("", FORBIDDEN)
     gangs.use("v1beta1")
-    assert (gangs.api_version, gangs.off) == ("v1beta1", "")
-    gangs.note_dropped()
-    gangs.use("v1beta1")
-    assert (gangs.api_version, gangs.off) == ("", DROPPED), "only a restart of the operator tries again"
+    assert (gangs.api_version, gangs.off("ns")) == ("v1beta1", "")
+    gangs.note_dropped("ns")
+    assert gangs.off("ns") == DROPPED
+    assert not gangs.off("other"), "its pods may come through another webhook"
+    now = DROPPED_S
+    assert not gangs.off("ns"), "the gate is on by now, or the next pod shows it again"
