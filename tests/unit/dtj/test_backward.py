@@ -147,6 +147,15 @@ def test_loop_runs_forward_in_half_precision_and_backward_outside() -> None:
     assert not torch.is_autocast_enabled("cpu")
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_loop_without_a_loss_leaves_gradients_alone(precision: str) -> None:
+    """Such as a pass that only collects features, between two losses of a step."""
+    model = nn.Linear(1, 1, bias=False)
+    model.weight.grad = torch.ones(1, 1)
+    assert len(list(plain(single(model), Precision(precision, CPU)).over(feed(4, micro=2).batch()))) == 2
+    assert model.weight.grad == 1
+
+
 def forgotten(form: PlainForm, model: nn.Module) -> Iterator[Any]:
     for number, mb in enumerate(form.over(feed(4, micro=2).batch())):
         if number:

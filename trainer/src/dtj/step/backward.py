@@ -147,7 +147,8 @@ class PlainForm:
         counting: Callable[[int], contextlib.AbstractContextManager[None]],
     ) -> None:
         self._strategy, self._precision, self._begins, self._counting = strategy, precision, begins, counting
-        self._weights: Weights | None = None
+        self._batch: Batch | None = None  # of the present pass
+        self._weights: Weights | None = None  # from its first loss on
         self._micro_batch: MicroBatch | None = None  # whose loss is awaited
         self._is_last = False
         self._losses = self._wanted = 0  # of the present pass
@@ -192,12 +193,14 @@ class PlainForm:
             self._begin(batch)
             self._micro_batch = MicroBatch(0, _NO_INDICES, 1 / self._strategy.layout.data_size)
             self._is_last = True
-        if self._micro_batch is None or self._weights is None:
+        if self._micro_batch is None or self._batch is None:
             raise RecipeError(
                 "run.backward got a loss, but no micro-batch is waiting for one",
                 fix="call it once for each micro-batch, in `for mb in batch:`; add up several losses first",
             )
         self._forward.close()
+        if self._weights is None:  # not earlier: a pass without a loss leaves the gradients alone
+            self._weights = Weights(self._batch, strategy=self._strategy, precision=self._precision)
         weighted = self._weights.weighted(loss, count, self._micro_batch)
         weighted.backward()  # type: ignore[no-untyped-call]
         self._total = self._total + weighted.detach()
@@ -218,7 +221,7 @@ class PlainForm:
             )
         self._losses, self._wanted = 0, len(batch.micro_batches)
         self._begins()
-        self._weights = Weights(batch, strategy=self._strategy, precision=self._precision)
+        self._batch, self._weights = batch, None
         self._total = torch.zeros((), device=self._strategy.device)
 
 
