@@ -1,8 +1,12 @@
 """Objects as YAML that people read: in the order of their fields, long texts with their line ends."""
 
+import re
 from typing import Any
 
 import yaml
+
+# Texts that kubectl reads as a number or a truth value, and PyYAML does not: 3e-4, 08, y.
+_TYPED = re.compile(r"[-+]?(?:0[xXoObB][0-9a-fA-F_]+|[0-9_.]+(?:[eE][-+]?[0-9_]+)?)|[yYnN]")
 
 
 class _Dumper(yaml.SafeDumper):
@@ -12,7 +16,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    style = "|" if "\n" in text else "'" if _TYPED.fullmatch(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(str, _text)

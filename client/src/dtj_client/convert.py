@@ -14,6 +14,7 @@ import yaml
 from dtj_client import manifest, slurm, torchrun
 from dtj_client.as_yaml import as_yaml
 from dtj_client.errors import ClientError, not_yaml
+from dtj_client.from_yaml import documents
 from dtj_client.manifest import BY_THE_OPERATOR
 from dtj_client.template import fields, merge
 
@@ -39,11 +40,11 @@ def convert(text: str) -> list[Converted]:
         script = slurm.parse(text)
         return [_with_values_to_write(_finished(script.name, script.spec, script.notes, {}))]
     try:
-        documents = [each for each in yaml.safe_load_all(text) if isinstance(each, dict)]
+        objects = [each for each in documents(text) if isinstance(each, dict)]
     except yaml.YAMLError as error:
         raise ClientError(f"this is neither YAML nor an sbatch script: {not_yaml(error)}", _FIX) from error
     found: list[Json] = []
-    for each in documents:  # kubectl get prints several objects as one list
+    for each in objects:  # kubectl get prints several objects as one list
         found += each["items"] if each.get("kind") == "List" else [each]
     kinds = {str(each.get("kind")) for each in found}
     if kinds == {"DistributedTrainingJob"}:

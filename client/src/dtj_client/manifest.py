@@ -24,6 +24,7 @@ UNPACKER = "code"  # name of the init container
 CODE_FOLDER = "/code"  # where the archive is mounted
 WORK_FOLDER = "/app"  # where the program runs
 ARCHIVE = "code.tar.gz"
+_OF_EACH = ("cpu", "memory", "ephemeral-storage")  # resources that init containers get too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,14 +114,34 @@ def job(request: Request, *, with_code: bool, template: Json | None = None) -> J
     made["spec"].setdefault("replicas", 1)
     trainer = next(c for c in made["spec"]["template"]["spec"]["containers"] if c["name"] == "trainer")
     trainer.pop("args", None)  # of the template: they belong to another command
-    gpus = ((trainer.get("resources") or {}).get("limits") or {}).get(GPU)
+    resources = trainer.get("resources") or {}
+    requests = resources.get("requests") or {}
+    if request.gpus is not None and GPU in requests:  # of the template; Kubernetes takes that of the limits
+        trainer["resources"] = {**resources, "requests": {k: v for k, v in requests.items() if k != GPU}}
+    gpus = (resources.get("limits") or {}).get(GPU)
     trainer.setdefault("image", GPU_IMAGE if gpus else CPU_IMAGE)
     for each in made["spec"]["template"]["spec"].get("initContainers", ()):
         if each["name"] in {UNPACKER, INSTALLER}:
-            each["image"] = trainer["image"]
+            each.update(_as(trainer))
         if each["name"] == INSTALLER:  # pip's index and proxies are variables of the program, too
             each["env"] = [other for other in trainer["env"] if other["name"] != "PYTHONPATH"]
     return made
+
+
+def _as(trainer: Json) -> Json:
+    """What an init container has from the trainer: image, user, and what a quota may demand of each."""
+    found: Json = {key: trainer[key] for key in ("image", "securityContext") if key in trainer}
+    resources = {
+        kind: {name: amount for name, amount in (amounts or {}).items() if name in _OF_EACH}
+        for kind, amounts in (trainer.get("resources") or {}).items()
+        if kind in ("requests", "limits")
+    }
+    return found | ({"resources": resources} if any(resources.values()) else {})
+
+
+def literal(text: str) -> str:
+    """The text as Kubernetes needs it, which replaces $(NAME) by a variable and $$ by one dollar."""
+    return re.sub(r"\$(?=[$(])", "$$", text)
 
 
 def asked(request: Request, *, with_code: bool) -> Json:
@@ -128,15 +149,16 @@ def asked(request: Request, *, with_code: bool) -> Json:
     trainer: Json = {"name": "trainer", "command": _command(request.command)}
     if request.image:
         trainer["image"] = request.image
-    if request.env:
-        trainer["env"] = [{"name": name, "value": value} for name, value in request.env.items()]
+    env = {name: literal(value) for name, value in request.env.items()}
+    if env:
+        trainer["env"] = [{"name": name, "value": value} for name, value in env.items()]
     if request.gpus is not None:
         trainer["resources"] = {"limits": {GPU: request.gpus}}
     pod: Json = {"containers": [trainer]}
     if with_code:
         _add_code(pod, trainer, request)
         if request.requirements:
-            install(pod, trainer, request.requirements, code=WORK_FOLDER, env=request.env)
+            install(pod, trainer, request.requirements, code=WORK_FOLDER, env=env)
     spec: Json = {} if request.replicas is None else {"replicas": request.replicas}
     spec["template"] = {"spec": pod}
     if request.claim:
@@ -171,4 +193,5 @@ def _add_code(pod: Json, trainer: Json, request: Request) -> None:
 
 
 def _command(words: Sequence[str]) -> list[str]:
-    return ["dtj", "run", *words] if words[0].endswith(".py") else list(words)
+    program = [literal(word) for word in words]
+    return ["dtj", "run", *program] if words[0].endswith(".py") else program

@@ -11,6 +11,7 @@ from types import FrameType
 import yaml
 
 from dtj_client.errors import ClientError, not_yaml
+from dtj_client.from_yaml import documents
 from dtj_client.kubectl import KIND, Json, Kubectl
 from dtj_client.manifest import owned_by
 
@@ -79,7 +80,7 @@ def read_file(path: str) -> tuple[Json, list[Json]]:
     name = "standard input" if path == "-" else path
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text()
-        found = [each for each in yaml.safe_load_all(text) if each is not None]
+        found = documents(text)
     except OSError as error:
         raise ClientError(f"cannot read {name}: {error.strerror}", "name a file with a job") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from dtj_client.errors import ClientError, not_yaml
+from dtj_client.from_yaml import documents
 from dtj_client.kubectl import Json, Kubectl
 
 LABEL = "dtj.dev/template"
@@ -37,9 +38,10 @@ class Template:
     def job(self) -> Json:
         """The part of a job. Raises ClientError if it is not one."""
         try:
-            found = yaml.safe_load(self.text)
+            objects = documents(self.text)
         except yaml.YAMLError as error:
             raise ClientError(f"template {self.name}: {KEY} is not YAML: {not_yaml(error)}", _FIX) from error
+        found = objects[0] if len(objects) == 1 else None
         if not isinstance(found, dict) or set(found) - {"metadata", "spec"}:
             raise ClientError(f"template {self.name}: {KEY} is not an object with metadata and spec", _FIX)
         try:

@@ -27,6 +27,8 @@ _KEPT = (
     *("runtimeClassName", "tolerations"),
 )
 
+_SMALL = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
+
 
 def upload(
     kubectl: Kubectl,
@@ -86,7 +88,18 @@ def _writer(job: Json, claim: str) -> Json:
     writes |= {key: pod[key] for key in _KEPT if key in pod} | {"terminationGracePeriodSeconds": 1}
     if "securityContext" in trainer:
         writes["containers"][0]["securityContext"] = trainer["securityContext"]
+    if resources := _small(trainer.get("resources") or {}):
+        writes["containers"][0]["resources"] = resources
     return writer
+
+
+def _small(resources: Json) -> Json:
+    """Little of what the job's pods ask for, but of each kind: a quota may demand it; and no GPU."""
+    found = {
+        kind: {name: amount for name, amount in amounts.items() if name in (resources.get(kind) or {})}
+        for kind, amounts in _SMALL.items()
+    }
+    return {kind: amounts for kind, amounts in found.items() if amounts}
 
 
 def _started(kubectl: Kubectl, job: str, claim: str, sleep: Callable[[float], None]) -> str:

@@ -169,14 +169,16 @@ exec {kubectl.binary} "$@"
 
 
 def test_dry_run_prints_objects_that_the_api_server_accepts(dtj: Dtj, kubectl: Kubectl, tmp_path: Path):
-    words = ("submit", "--name=digits", "--dry-run", "--gpus=2", "--code-claim=runs", "--", "train.py")
+    options = ("--name=digits", "--dry-run", "--gpus=2", "--code-claim=runs")
+    words = ("submit", *options, "--", "train.py", "3e-4")
     small = dtj(*words)
     (tmp_path / "weights.bin").write_bytes(os.urandom(1_000_000))
     large = dtj(*words)
     assert "through claim runs, because a ConfigMap has at most 900 KiB" in large.err
     for done, count in ((small, 2), (large, 1)):
         assert (done.code, done.out.count("apiVersion: ")) == (0, count)
-        kubectl("create", "--dry-run=server", "-f", "-", given=done.out)
+        stored = kubectl("create", "--dry-run=server", "-f", "-", "-o", "yaml", given=done.out)
+        assert '- "3e-4"' in stored, "a text, as the pods need it"
     assert kubectl.get("dtj", "digits") is None
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dtj.local.manifest import expand
 from dtj_client import manifest
 from dtj_client.archive import pack
 from dtj_client.errors import ClientError
@@ -29,6 +30,15 @@ def test_python_file_runs_under_dtj_run_and_any_other_program_as_it_is() -> None
             "containers"
         ]
         assert trainer["command"] == expected
+
+
+@pytest.mark.parametrize("word", ["$(HOME)", "$$", "a$$(b)$", "$HOME", "^loss$", "$(", "$$$("])
+def test_words_and_variables_arrive_as_they_are(word: str) -> None:
+    made = job(Request(name="a", command=["train.py", word], env={"A": word}), with_code=False)
+    (trainer,) = made["spec"]["template"]["spec"]["containers"]
+    in_pod = {"HOME": "/root", "b": "c"}
+    assert [expand(each, in_pod) for each in trainer["command"]] == ["dtj", "run", "train.py", word]
+    assert [expand(each["value"], in_pod) for each in trainer["env"]] == [word]
 
 
 @pytest.mark.parametrize("path", ["", ".dtj/code/0123.tar.gz"])

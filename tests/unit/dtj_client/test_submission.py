@@ -108,6 +108,13 @@ def test_file_without_a_job(tmp_path: Path, text: str, said: str) -> None:
         read_file(str(tmp_path / "job.yaml"))
 
 
+def test_value_without_quotes_is_what_kubectl_reads(tmp_path: Path) -> None:
+    env = "[{value: 2026-11-25}, {value: 1:30:00}, {value: 2026-11-25T10:00:00Z}, {value: 010}, {value: 1.5}]"
+    (tmp_path / "job.yaml").write_text(f"kind: DistributedTrainingJob\nmetadata: {{}}\nenv: {env}")
+    job, _ = read_file(str(tmp_path / "job.yaml"))
+    assert [each["value"] for each in job["env"]] == ["2026-11-25", "1:30:00", "2026-11-25T10:00:00Z", 8, 1.5]
+
+
 def test_missing_file() -> None:
     with pytest.raises(ClientError, match="cannot read nothing: No such file"):
         read_file("nothing")

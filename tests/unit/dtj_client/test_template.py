@@ -4,6 +4,7 @@ import pytest
 
 from dtj_client.errors import ClientError
 from dtj_client.manifest import CPU_IMAGE, GPU_IMAGE, Request, asked, job
+from dtj_client.requirements import Requirements
 from dtj_client.template import Template, merge, origins
 
 H100 = """
@@ -42,6 +43,27 @@ def test_template_fills_in_what_was_not_asked_for() -> None:
     assert "args" not in trainer, "they belong to the command of the template"
     assert [each["mountPath"] for each in trainer["volumeMounts"]] == ["/a", "/b", "/app"]
     assert [each["name"] for each in pod["volumes"]] == ["data", "code", "app"]
+
+
+def test_init_containers_have_the_user_and_the_resources_of_the_trainer_but_no_gpu() -> None:
+    """A quota may demand resources of each container, and the user of the trainer has to read the files."""
+    user = "\n        securityContext: {runAsUser: 1000}\n        resources: {requests: {cpu: 4},"
+    part = template(H100.replace("\n        resources: {", user)).job
+    request = Request(name="a", command=["a.py"], requirements=Requirements(path="r.txt", text=""))
+    pod = job(request, with_code=True, template=part)["spec"]["template"]["spec"]
+    assert [each["name"] for each in pod["initContainers"]] == ["code", "packages"]
+    for each in pod["initContainers"]:
+        assert each["securityContext"] == {"runAsUser": 1000}
+        assert each["resources"] == {"requests": {"cpu": 4}, "limits": {"memory": "1Ti"}}
+
+
+def test_number_of_gpus_replaces_requests_and_limits_of_the_template() -> None:
+    part = template(H100.replace("resources: {", "resources: {requests: {nvidia.com/gpu: 8, cpu: 4},")).job
+    made = job(Request(name="a", command=["x"], gpus=2), with_code=False, template=part)
+    (trainer,) = made["spec"]["template"]["spec"]["containers"]
+    assert trainer["resources"] == {"requests": {"cpu": 4}, "limits": {"nvidia.com/gpu": 2, "memory": "1Ti"}}
+    (of_the_template,) = part["spec"]["template"]["spec"]["containers"]
+    assert of_the_template["resources"]["requests"] == {"nvidia.com/gpu": 8, "cpu": 4}
 
 
 def test_words_of_the_user_win() -> None:
@@ -91,6 +113,7 @@ def test_defaults_without_a_template() -> None:
     ("text", "said"),
     [
         ("spec: [", "is not YAML"),
+        ("spec: {}\n---\nspec: {}", "is not an object with metadata and spec"),
         ("", "is not an object with metadata and spec"),
         ("kind: Pod", "is not an object with metadata and spec"),
         ("spec: 4", "is not a part of a job"),

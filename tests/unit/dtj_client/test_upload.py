@@ -21,7 +21,9 @@ TEMPLATE: Json = {
                 "nodeSelector": {"gpu": "h100"},
                 "tolerations": [{"operator": "Exists"}],
                 "imagePullSecrets": [{"name": "registry"}],
-                "containers": [{"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": 8}}}],
+                "containers": [
+                    {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": 8, "memory": "1Ti"}}}
+                ],
             }
         },
     }
@@ -100,7 +102,7 @@ def test_archive_is_sent_to_a_pod_that_runs_where_the_job_may_run(claims: str | 
     assert made["spec"]["checkpoint"]["volume"]["persistentVolumeClaim"] == {"claimName": "runs"}
     assert (pod["nodeSelector"], pod["imagePullSecrets"]) == ({"gpu": "h100"}, [{"name": "registry"}])
     assert container["image"] == "my:1"
-    assert "resources" not in container, "it waits for no GPU"
+    assert container["resources"] == {"limits": {"memory": "256Mi"}}, "it waits for no GPU"
     ((data, words),) = cluster.sent
     assert data == b"archive"
     target = f"{made['spec']['checkpoint']['mountPath']}/{PLACE.path}"
