@@ -5,7 +5,7 @@ import gzip
 import io
 import os
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LIMIT = 900 * 1024  # bytes of an archive in a ConfigMap; the API server accepts objects of about 1 MiB
 CLAIM_LIMIT = 200 << 20  # bytes of an archive in a claim; it is made in memory, and code is smaller
 IGNORE_FILES = (".gitignore", ".dtjignore")
-NEVER = (".git/", ".mypy_cache/", ".ruff_cache/", ".venv/", "venv/", "node_modules/", "__pycache__/", "*.pyc")
+NEVER = (".git", ".mypy_cache/", ".ruff_cache/", ".venv/", "venv/", "node_modules/", "__pycache__/", "*.pyc")
 # Everybody who may read ConfigMaps in the namespace could read these.
 SECRETS = (
     *(".env", ".env.*", "*.pem", "*.key", "*.p12", "id_rsa*", "id_ed25519*", ".netrc", ".npmrc", ".pypirc"),
@@ -103,12 +103,15 @@ def pack(
             "an image with the code, and name it with --image and --no-code",
         ) from None
     except OSError as error:
-        what = error.filename or f"a file in {folder.resolve()}"
-        raise ClientError(
-            f"cannot read {what}: {error.strerror or error}",
-            "list it in .dtjignore, if the program does not need it",
-        ) from error
+        raise _unreadable(error, f"a file in {folder.resolve()}") from error
     return Archive(data=data, files=(*files, *extra), secrets=hidden, links=links)
+
+
+def _unreadable(error: OSError, place: str = "") -> ClientError:
+    return ClientError(
+        f"cannot read {error.filename or place}: {error.strerror or error}",
+        "list it in .dtjignore, if the program does not need it",
+    )
 
 
 def _size(has_claim: bool) -> str:
@@ -134,16 +137,27 @@ def _packed(
     return buffer.getvalue()
 
 
-def _spec(lines: Iterable[str]) -> "GitIgnoreSpec":
+def _spec(lines: Sequence[str]) -> "GitIgnoreSpec":
+    """The patterns of these lines; as for git, a line that is none, such as a single slash, has no effect."""
     from pathspec import GitIgnoreSpec  # noqa: PLC0415 - 30 ms that kubectl dtj --help need not take
 
-    return GitIgnoreSpec.from_lines(lines)
+    def is_pattern(line: str) -> bool:
+        try:
+            GitIgnoreSpec.from_lines([line])
+        except ValueError:
+            return False
+        return True
+
+    try:
+        return GitIgnoreSpec.from_lines(lines)
+    except ValueError:
+        return GitIgnoreSpec.from_lines([line for line in lines if is_pattern(line)])
 
 
 def _patterns(folder: Path) -> Iterator[str]:
     for name in IGNORE_FILES:
         if (folder / name).is_file():
-            yield from (folder / name).read_text(errors="replace").splitlines()
+            yield from (folder / name).read_text("utf-8-sig", errors="replace").splitlines()
 
 
 def _files(folder: Path) -> Iterator[str]:
@@ -160,7 +174,10 @@ def _files(folder: Path) -> Iterator[str]:
         )
         return next((excluded for excluded in found if excluded is not None), False)
 
-    for root, folders, files in os.walk(folder):
+    def refuse(error: OSError) -> None:
+        raise _unreadable(error) from error
+
+    for root, folders, files in os.walk(folder, onerror=refuse):
         here = Path(root)
         if here != folder and (lines := [*_patterns(here)]):
             rules[here] = _spec(lines)

@@ -19,6 +19,10 @@ from dtj_client.template import find, origins
 
 FILE = click.Path()  # the completion of the shell offers files
 NAMED = 10  # files that are not sent
+BEFORE_THE_PROGRAM = (
+    *("--checkpoints", "--code-claim", "--dry-run", "--follow", "--gpus", "--no-code", "--queue"),
+    *("--replicas", "--requirements", "--template"),
+)
 WITH_A_FILE = ("file", "name", "dry_run", "follow", "output", "command")
 
 
@@ -27,8 +31,9 @@ class _Submit(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the words behind `submit`."""
+        given = list(args)  # click empties the other one
         try:
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             near = get_close_matches(error.option_name, error.possibilities or (), n=1, cutoff=0.8)
             meant = f" Did you mean {near[0]}?" if near else ""
@@ -37,6 +42,16 @@ class _Submit(click.Command):
                 "as: -- dtj run --nproc 4 train.py",
                 ctx,
             ) from None
+        program, *words = ctx.params.get("command") or [""]
+        if given[: -len(words) - 1][-1:] != ["--"]:
+            for word in words:
+                if (option := word.partition("=")[0]) in BEFORE_THE_PROGRAM:
+                    raise click.UsageError(
+                        f"{option} stands behind {program}, so it would be an argument of it: write it before "
+                        f"the program; or, if it is one, write -- before the program: -- {program} ... {word}",
+                        ctx,
+                    )
+        return rest
 
 
 @click.command(

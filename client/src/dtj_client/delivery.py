@@ -67,6 +67,8 @@ def prepare(
     with bar("packing") as progress:
         packed = archive.pack(folder, extra, has_claim=bool(claim), progress=progress)
     _check_program(request.command[0], packed)
+    if folder is not None:
+        _check_script(request.command[0], folder)
     if len(packed.data) <= archive.LIMIT:
         return Delivery(job=job, archive=packed, config_map=manifest.config_map(request, packed))
     name = f"{hashlib.sha256(packed.data).hexdigest()[:32]}.tar.gz"
@@ -93,6 +95,26 @@ def _check_program(program: str, packed: archive.Archive) -> None:
             ".gitignore or .dtjignore matches",
             "change to a folder that has the program and what it imports, and name it relative to that",
         )
+
+
+def _check_script(program: str, folder: Path) -> None:
+    """Raise ClientError for a file of the folder that would fail in the pods, where less is known."""
+    file, is_named = folder / program, Path(program).suffix not in ("", ".py")
+    if Path(program).is_absolute() or not is_named or not file.is_file():
+        return
+    if program.endswith(".ipynb"):
+        fix = f"jupyter nbconvert --to script {program} makes a program of it: submit that"
+        raise ClientError(f"{program} is a notebook, which does not run by itself", fix)
+    if "/" not in program:
+        fix = f"write ./{program} for the file of the folder, or what runs it, such as: bash {program}"
+        raise ClientError(f"{program} is no command of the image", fix)
+    if not os.access(file, os.X_OK):
+        fix = f"chmod +x {program}, or name what runs it, such as: bash {program}"
+        raise ClientError(f"{program} is not executable", fix)
+    with file.open("rb") as opened:
+        first = opened.readline(256)
+    if first.startswith(b"#!") and first.endswith(b"\r\n"):
+        raise ClientError(f"{program} has the line ends of Windows", f"sed -i 's/\\r$//' {program}")
 
 
 def submit(kubectl: Kubectl, delivery: Delivery, bar: Bar = quiet) -> Json:

@@ -42,6 +42,15 @@ def test_same_files_give_the_same_bytes(tmp_path: Path) -> None:
     assert pack(tmp_path).data == first
 
 
+def test_ignore_files_are_read_as_git_reads_them(tmp_path: Path) -> None:
+    """With the mark that editors of Windows write first, their line ends, and lines that are no pattern."""
+    write(tmp_path, train_py="print(1)", data__big="0", note="n", lib__model_py="x = 1")
+    (tmp_path / ".gitignore").write_bytes(b"\xef\xbb\xbfdata/\r\n/\r\nnote\r\n.gitignore\r\n")
+    (tmp_path / "lib" / ".git").write_text("gitdir: ../.git/modules/lib\n")  # of a submodule
+
+    assert pack(tmp_path).files == ("train.py", "lib/model.py")
+
+
 @pytest.mark.parametrize(
     "name", [".env", ".env.local", "tls/server.key", "id_rsa", "my.kubeconfig", ".aws/credentials"]
 )
@@ -103,6 +112,24 @@ def test_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(tarfile.TarFile, "add", refuse)
     with pytest.raises(ClientError, match=r"(?s)cannot read .*train\.py: Permission denied.*\.dtjignore"):
         pack(tmp_path)
+
+
+def test_folder_that_cannot_be_read_is_named_unless_it_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, train_py="print(1)", cache__a="1")
+    scandir = os.scandir
+
+    def refuse(path: str) -> object:
+        if Path(path).name == "cache":
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(ClientError, match=r"(?s)cannot read .*cache: Permission denied.*\.dtjignore"):
+        pack(tmp_path)
+    (tmp_path / ".dtjignore").write_text("cache\n.dtjignore\n")
+    assert pack(tmp_path).files == ("train.py",)
 
 
 def test_folder_that_is_too_large_is_refused_with_the_largest_files(

@@ -1,5 +1,7 @@
 """How the command line is read."""
 
+import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -28,6 +30,8 @@ def run(*words: str) -> int:
         (["submit", "--replcas", "4", "--", "train.py"], "option: --replcas. Did you mean --replicas?"),
         (["submit", "--nproc=4", "--", "train.py"], "--nproc. Options of dtj run stand behind its name"),
         (["submit", "--dry-run"], "name a program"),
+        (["submit", "train.py", "--lr=1", "--dry-run"], "--dry-run stands behind train.py, so it would be"),
+        (["submit", "--gpus", "2", "train.py", "--replicas=2"], "--replicas stands behind train.py"),
         (["submit", "--env", "=1", "--", "train.py"], "--env =1: write NAME=VALUE"),
         (["submit", "-f", "job.yaml", "--", "train.py"], "the file has the command"),
         (["submit", "-f", "job.yaml", "--gpus", "2"], "--gpus does not go with -f"),
@@ -200,6 +204,17 @@ def test_ctrl_c_during_stop_says_that_the_job_stays(
     monkeypatch.setattr(Job, "phase", "Succeeded")
     assert run("stop", "digits") == 130
     assert capsys.readouterr().err.startswith("digits: not deleted; if it is suspended, kubectl dtj resume")
+
+
+def test_reader_that_has_enough_is_no_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in `kubectl dtj get -o yaml | head`: the signal ends kubectl."""
+    monkeypatch.setattr(Kubectl, "command", lambda _self, *words: list(words))
+    ended = subprocess.CompletedProcess([], -signal.SIGPIPE, stderr=b"")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
+    assert run("get", "-o", "yaml") == 1
+    assert capsys.readouterr().err == ""
 
 
 def test_ui_without_its_packages(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

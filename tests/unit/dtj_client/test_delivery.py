@@ -76,6 +76,32 @@ def test_program_that_would_be_missing_in_the_pods_is_refused(tmp_path: Path, pr
     assert delivery.prepare(Request(name="digits", command=["./train.py"]), {}, folder).config_map
 
 
+@pytest.mark.parametrize(
+    ("program", "mode", "text", "said"),
+    [
+        ("train.ipynb", 0o644, b"{}", "train.ipynb is a notebook.*\n  fix: jupyter nbconvert --to script"),
+        ("run.sh", 0o755, b"", "run.sh is no command of the image\n  fix: write ./run.sh"),
+        ("./run.sh", 0o644, b"", "./run.sh is not executable\n  fix: chmod"),
+        ("./run.sh", 0o755, b"#!/bin/sh\r\necho\r\n", "line ends of Windows"),
+        ("./run.sh", 0o755, b"#!/bin/sh\n", None),
+        ("./other.sh", 0o644, b"", None),  # of the image
+        ("python", 0o644, b"", None),
+    ],
+)
+def test_script_that_no_pod_could_start_is_refused(
+    tmp_path: Path, program: str, mode: int, text: bytes, said: str | None
+) -> None:
+    file = tmp_path / program.replace("other", "run")
+    file.write_bytes(text)
+    file.chmod(mode)
+    request = Request(name="digits", command=[program])
+    if said is None:
+        assert delivery.prepare(request, {}, tmp_path).config_map
+        return
+    with pytest.raises(ClientError, match=said):
+        delivery.prepare(request, {}, tmp_path)
+
+
 def test_misspelt_program_has_a_near_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ClientError, match=r"no file trian.py in /.*\n  fix: did you mean train.py"):
         delivery.prepare(Request(name="digits", command=["trian.py"]), {}, folder)
