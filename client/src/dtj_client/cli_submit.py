@@ -47,8 +47,8 @@ class _Submit(click.Command):
             for word in words:
                 if (option := word.partition("=")[0]) in BEFORE_THE_PROGRAM:
                     raise click.UsageError(
-                        f"{option} stands behind {program}, so it would be an argument of it: write it before "
-                        f"the program; or, if it is one, write -- before the program: -- {program} ... {word}",
+                        f"{option} stands behind {program}, so it would be an argument of it: write it "
+                        f"before the program; or, if it is one, -- before the program: -- {program} ... {word}",
                         ctx,
                     )
         return rest

@@ -3,6 +3,8 @@
 ClientError
     UnreachableError   no answer: asking again later may help
     ForbiddenError     the user lacks a right: asking again will not help
+    ExistsError        there is an object of this name
+    SilentNodeError    the API server answered, but the node of a pod did not
 """
 
 import contextlib
@@ -30,6 +32,14 @@ class UnreachableError(ClientError):
 
 class ForbiddenError(ClientError):
     """The cluster refused, because the user lacks a right."""
+
+
+class ExistsError(ClientError):
+    """There is an object of this name."""
+
+
+class SilentNodeError(ClientError):
+    """The API server answered, but the kubelet of a pod did not."""
 
 
 class Patience:

@@ -2,9 +2,11 @@
 
 import contextlib
 import difflib
+import errno
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dtj_client.errors import ClientError, ForbiddenError, UnreachableError
+from dtj_client.errors import ClientError, ExistsError, ForbiddenError, SilentNodeError, UnreachableError
 from dtj_client.progress import Progress, ignore
 
 Json = dict[str, Any]
@@ -25,6 +27,9 @@ _BLOCK = 1 << 18  # bytes that are sent between two signs of progress
 
 _NOT_FOUND = re.compile(re.escape(KIND) + r' "(?P<name>[^"]*)" not found')
 _LOG_LINE = re.compile(r"[EIW]\d{4} ")  # of the libraries in kubectl
+# The API server lists errors in lines; one says that rules were not checked because of the others.
+_NOT_CHECKED = re.compile(r"\n\* <nil>: Invalid value: null: some validation rules were not checked[^\n]*")
+_ONLY_ONE = re.compile(r"(?<= is invalid): \n\* (?=[^\n]*$)")
 _CHOOSE = "choose a cluster: kubectl config get-contexts lists them, --context and --kubeconfig name one"
 # What kubectl says -> our sentence, the fix, and the class of the error if it is a narrower one.
 _EXPLAINED = [
@@ -62,6 +67,7 @@ _EXPLAINED = [
             r'"(?P<name>[^"]*)" already exists',
             "{name} exists already",
             "choose another name, or delete it first",
+            ExistsError,
         ),
         (
             r'namespaces "(?P<name>[^"]*)" not found',
@@ -72,6 +78,23 @@ _EXPLAINED = [
             r"must be logged in to the server",
             "the cluster does not accept the login in the kubeconfig",
             "log in again; kubectl get pods must work",
+        ),
+        (  # by the program that gets a token: of a cloud, or of single sign-on
+            r"getting credentials: (?P<why>.+)",
+            "kubectl cannot log in: {why}",
+            "log in again; kubectl get pods must work",
+        ),
+        (
+            r'Error from server: (?:error dialing backend|Get "https://[^/"]+/containerLogs/[^"]*"): '
+            "(?P<why>.+)",
+            "the node of the pod gives no answer: {why}",
+            "kubectl get nodes shows whether it is Ready; the operator replaces the pods of a lost node",
+            SilentNodeError,
+        ),
+        (
+            r'failed calling webhook "(?P<name>[^"]+)": (?P<why>.+)',
+            "the cluster's webhook {name} gives no answer: {why}",
+            "ask an administrator of the cluster",
         ),
         (
             r"^error: stat (?P<path>.+): no such file or directory",
@@ -200,11 +223,13 @@ class Kubectl:
             return ""
 
     def show(self, *words: str) -> None:
-        """Let kubectl print to the terminal. Raises ClientError if it fails.
+        """Let kubectl print to the terminal. Raises ClientError if it fails, BrokenPipeError if no one reads.
 
         Its notes, such as that there is nothing to list, come last.
         """
         done = subprocess.run(self.command(*words), stderr=subprocess.PIPE, check=False)
+        if done.returncode == -signal.SIGPIPE:  # as in: kubectl dtj get -o yaml | head
+            raise BrokenPipeError(errno.EPIPE, "the reader has closed the pipe")
         if done.returncode:
             raise self.error(done.stderr)
         sys.stderr.write(done.stderr.decode(errors="replace"))
@@ -261,6 +286,7 @@ class Kubectl:
 
     def _error(self, said: str) -> ClientError:
         said = "\n".join(line for line in said.splitlines() if not _LOG_LINE.match(line))
+        said = _ONLY_ONE.sub(": ", _NOT_CHECKED.sub("", said))
         if missing := _NOT_FOUND.search(said):
             return ClientError(
                 f"there is no job {missing['name']} in this namespace", self._near(missing["name"])

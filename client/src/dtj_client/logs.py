@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, S
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from dtj_client.errors import ClientError, ForbiddenError, Patience
+from dtj_client.errors import ClientError, ForbiddenError, Patience, SilentNodeError
 from dtj_client.kubectl import JOB_LABEL, Json, Kubectl, index_of
 from dtj_client.progress import Progress, ignore
 
@@ -84,6 +84,8 @@ def snapshot(
     def read(pod: Json) -> list[Line]:
         try:
             said = kubectl.run("logs", pod["metadata"]["name"], "--timestamps", *flags)
+        except SilentNodeError as error:  # the logs of the other pods are there
+            return [Line("", index_of(pod, job), f"no log: {error.message}")]
         except ClientError as error:
             if any(text in error.message for text in _NO_LOG):
                 return []

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from dtj_client.errors import ClientError
+from dtj_client.errors import ClientError, SilentNodeError
 from dtj_client.kubectl import TRAINER, Json
 
 AGENT_PORT = 29400
@@ -37,6 +37,8 @@ def stacks(
             return [f"{name} is {pod.get('status', {}).get('phase', 'Pending')}: its ranks do not run"]
         try:
             return parts(ask(name, str(_trainer(pod)["name"])), ranks)
+        except SilentNodeError as error:
+            return [f"{name}: {error.message}"]
         except ClientError as error:
             if "Connection refused" in error.message or "executable file not found" in error.message:
                 return [f"{name} has no agent, so its stacks are unknown: run the program under dtj run"]

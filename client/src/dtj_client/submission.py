@@ -1,19 +1,24 @@
 """Creates a job with its code, or nothing: an error or Ctrl-C in between leaves no part of it behind."""
 
 import contextlib
+import json
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
 import yaml
 
-from dtj_client.errors import ClientError, not_yaml
+from dtj_client.errors import ClientError, ExistsError, not_yaml
 from dtj_client.from_yaml import documents
 from dtj_client.kubectl import KIND, Json, Kubectl
 from dtj_client.manifest import owned_by
+
+POLL_S = 1.0
+TRIES = 60  # to create the code while that of a deleted job is there
 
 
 def create(kubectl: Kubectl, job: Json, code: Json | None = None) -> Json:
@@ -28,13 +33,50 @@ def create(kubectl: Kubectl, job: Json, code: Json | None = None) -> Json:
         try:
             raise_if_interrupted()
             if code is not None:
-                kubectl.create(owned_by(stored, code))
+                _create_code(kubectl, owned_by(stored, code), raise_if_interrupted)
             raise_if_interrupted()
-        except BaseException:
-            with contextlib.suppress(ClientError):  # the first error is the one to show
-                kubectl.delete(KIND, stored["metadata"]["name"])
+        except BaseException as error:
+            name = stored["metadata"]["name"]
+            try:
+                kubectl.delete(KIND, name)
+            except ClientError as refused:
+                why = error.message if isinstance(error, ClientError) else "interrupted"
+                raise ClientError(
+                    f"{why}; job {name} is there without its code, and was not deleted: {refused.message}",
+                    f"kubectl dtj delete {name}",
+                ) from error
             raise
     return stored
+
+
+def _create_code(kubectl: Kubectl, code: Json, between_tries: Callable[[], None]) -> None:
+    """Create the code; that of a deleted job of the same name exists until Kubernetes has collected it."""
+    for _ in range(TRIES):
+        try:
+            kubectl.create(code)
+        except ExistsError:
+            if not _is_left_behind(kubectl, code):
+                raise
+        else:
+            return
+        time.sleep(POLL_S)
+        between_tries()
+    name = code["metadata"]["name"]
+    raise ClientError(
+        f"the code of a deleted job, ConfigMap {name}, is still there after {POLL_S * TRIES:.0f} s",
+        f"kubectl delete configmap {name}",
+    )
+
+
+def _is_left_behind(kubectl: Kubectl, code: Json) -> bool:
+    """Whether the object of this name belonged to an earlier job of the same name, or is gone by now."""
+    (owner,) = code["metadata"]["ownerReferences"]
+    found = kubectl.run("get", "configmaps", code["metadata"]["name"], "--ignore-not-found", "-o", "json")
+    owners = json.loads(found)["metadata"].get("ownerReferences") or () if found else ()
+    return not found or any(
+        each["kind"] == owner["kind"] and each["name"] == owner["name"] and each["uid"] != owner["uid"]
+        for each in owners
+    )
 
 
 @contextlib.contextmanager

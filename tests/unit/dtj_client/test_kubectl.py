@@ -114,6 +114,30 @@ def test_cluster_without_the_operator(said: str) -> None:
             "  fix: log in again; kubectl get pods must work",
         ),
         (
+            "Unable to connect to the server: getting credentials: exec: executable aws failed",
+            "kubectl cannot log in: exec: executable aws failed\n"
+            "  fix: log in again; kubectl get pods must work",
+        ),
+        (
+            'Error from server (InternalError): error when creating "STDIN": Internal error occurred: failed '
+            'calling webhook "a.kyverno.svc": failed to call webhook: Post "https://kyverno.svc:443/a": '
+            "dial tcp 10.96.1.1:443: connect: connection refused",
+            "the cluster's webhook a.kyverno.svc gives no answer: failed to call webhook: Post "
+            '"https://kyverno.svc:443/a": dial tcp 10.96.1.1:443: connect: connection refused\n'
+            "  fix: ask an administrator of the cluster",
+        ),
+        (
+            'Error from server: Get "https://10.0.0.3:10250/containerLogs/team/digits-1/trainer": dial tcp '
+            "10.0.0.3:10250: i/o timeout",
+            "the node of the pod gives no answer: dial tcp 10.0.0.3:10250: i/o timeout\n  fix: kubectl get "
+            "nodes shows whether it is Ready; the operator replaces the pods of a lost node",
+        ),
+        (
+            "Error from server: error dialing backend: dial tcp 10.0.0.3:10250: connect: no route to host",
+            "the node of the pod gives no answer: dial tcp 10.0.0.3:10250: connect: no route to host\n  fix: "
+            "kubectl get nodes shows whether it is Ready; the operator replaces the pods of a lost node",
+        ),
+        (
             'Error from server (NotFound): error when creating "STDIN": namespaces "team" not found',
             "there is no namespace team\n"
             "  fix: choose one with --namespace; kubectl get namespaces lists them",
@@ -167,10 +191,17 @@ def test_old_server_names_the_field_that_it_does_not_know() -> None:
             "Invalid value: 0: spec.replicas in body should be greater than or equal to 1",
             "spec.replicas in body should be greater than or equal to 1",
         ),
+        (
+            'Invalid value: "string": spec.replicas in body must be of type integer: "string"\n'
+            "* <nil>: Invalid value: null: some validation rules were not checked because the object was "
+            "invalid; correct the existing errors to complete validation",
+            'spec.replicas in body must be of type integer: "string"',
+        ),
     ],
 )
 def test_rule_of_the_api_is_one_sentence(why: str, shown: str) -> None:
-    said = f'The DistributedTrainingJob "digits" is invalid: spec.replicas: {why}'
+    first = "\n* " if "\n" in why else ""
+    said = f'The DistributedTrainingJob "digits" is invalid: {first}spec.replicas: {why}'
     assert str(Kubectl()._error(said)) == shown
 
 

@@ -7,7 +7,7 @@ import pytest
 from dtj_client.errors import ClientError
 from dtj_client.job import Job
 from dtj_client.kubectl import Kubectl
-from dtj_client.logs import Line, merge, of_ranks, parse
+from dtj_client.logs import Line, merge, of_ranks, parse, snapshot
 
 
 def test_lines_of_all_replicas_are_in_the_order_of_time() -> None:
@@ -35,6 +35,23 @@ def test_lines_of_some_ranks() -> None:
     texts = ["[rank 1] a", "dtj: generation 2", "[rank 10] b", '{"rank": 1, "message": "c"}', "x [rank 1] d"]
     lines = [Line("", 0, text) for text in texts]
     assert [line.text for line in of_ranks(lines, {1})] == [texts[0], texts[3]]
+
+
+def test_log_of_a_silent_node_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(self: Kubectl, *words: str) -> str:
+        if words[1] == "digits-0":
+            raise self.error(
+                b'Error from server: Get "https://10.0.0.3:10250/containerLogs/a/digits-0/trainer": dial tcp '
+                b"10.0.0.3:10250: i/o timeout"
+            )
+        return "2026-01-01T00:00:01Z hello\n"
+
+    monkeypatch.setattr(Kubectl, "run", run)
+    pods = [{"metadata": {"name": f"digits-{index}"}} for index in (0, 1)]
+    assert [str(line) for line in snapshot(Kubectl(), pods, "digits")] == [
+        "0| no log: the node of the pod gives no answer: dial tcp 10.0.0.3:10250: i/o timeout",
+        "1| hello",
+    ]
 
 
 class WithoutPods(Kubectl):

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from dtj_client.errors import ClientError
+from dtj_client.errors import ClientError, SilentNodeError
 from dtj_client.kubectl import Json
 from dtj_client.stacks import check_ranks, question, stacks
 
@@ -37,12 +37,15 @@ def test_each_rank_is_a_part_and_only_pods_with_wanted_ranks_are_asked() -> None
 
 def test_pod_without_stacks_says_why() -> None:
     def refuse(name: str, _container: str) -> str:
+        if name == "a-2":
+            raise SilentNodeError("the node of the pod gives no answer")
         raise ClientError(f"{name}: Connection refused")
 
-    found = list(stacks([pod(0), pod(1, phase="Pending")], None, refuse))
+    found = list(stacks([pod(0), pod(1, phase="Pending"), pod(2)], None, refuse))
     assert found == [
         "a-0 has no agent, so its stacks are unknown: run the program under dtj run",
         "a-1 is Pending: its ranks do not run",
+        "a-2: the node of the pod gives no answer",
     ]
 
 

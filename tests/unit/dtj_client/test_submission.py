@@ -1,13 +1,15 @@
 """A job and its code are created together or not at all."""
 
+import json
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dtj_client.errors import ClientError
+from dtj_client.errors import ClientError, ExistsError
 from dtj_client.kubectl import Kubectl
 from dtj_client.submission import create, read_file
 
@@ -42,6 +44,10 @@ class Cluster(Kubectl):
             if any(o["uid"] == job["metadata"]["uid"] for o in each["metadata"]["ownerReferences"]):
                 del self.objects[other]
 
+    def run(self, *words: str, given: str | None = None) -> str:
+        assert words[:3] == ("get", "configmaps", "digits-code")
+        return json.dumps(self.objects["ConfigMap"]) if "ConfigMap" in self.objects else ""
+
 
 def refuse() -> None:
     raise ClientError("quota exceeded")
@@ -73,6 +79,55 @@ def test_refused_code_takes_the_job_along() -> None:
     with pytest.raises(ClientError, match="quota exceeded"):
         create(cluster, JOB, CODE)
     assert not cluster.objects
+
+
+@pytest.mark.parametrize("fault", [refuse, interrupt])
+def test_job_that_cannot_be_deleted_without_its_code_is_named(
+    fault: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(_cluster: Cluster, _kind: str, _name: str) -> None:
+        raise ClientError("kubectl cannot reach a cluster")
+
+    monkeypatch.setattr(Cluster, "delete", unreachable)
+    with pytest.raises(ClientError, match=r"(?s)job digits is there without its code.*kubectl dtj delete"):
+        create(Cluster(ConfigMap=fault), JOB, CODE)
+
+
+@pytest.mark.parametrize(
+    ("owner", "tries"),
+    [
+        ({"kind": "DistributedTrainingJob", "name": "digits", "uid": "u0"}, 2),  # of the job that was deleted
+        ({"kind": "DistributedTrainingJob", "name": "digits", "uid": "u1"}, 0),
+        ({"kind": "Deployment", "name": "digits", "uid": "u0"}, 0),
+    ],
+)
+def test_code_waits_until_that_of_a_deleted_job_of_its_name_is_collected(
+    owner: Json, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, left = Cluster(), {**CODE, "metadata": {"name": "digits-code", "ownerReferences": [owner]}}
+    cluster.objects["ConfigMap"] = left
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == tries:
+            del cluster.objects["ConfigMap"]
+
+    def create_new(self: Cluster, manifest: Json) -> Json:
+        if manifest["kind"] in self.objects:
+            raise ExistsError("digits-code exists already")
+        return store(self, manifest)
+
+    store = Cluster.create
+    monkeypatch.setattr(Cluster, "create", create_new)
+    monkeypatch.setattr(time, "sleep", sleep)
+    if tries:
+        create(cluster, JOB, CODE)
+        assert cluster.objects["ConfigMap"]["metadata"]["ownerReferences"][0]["uid"] == "u1"
+    else:
+        with pytest.raises(ExistsError):
+            create(cluster, JOB, CODE)
+    assert len(waits) == tries
 
 
 def test_second_ctrl_c_does_not_wait() -> None:
