@@ -48,7 +48,7 @@ class _Submit(click.Command):
                 if (option := word.partition("=")[0]) in BEFORE_THE_PROGRAM:
                     raise click.UsageError(
                         f"{option} stands behind {program}, so it would be an argument of it: write it "
-                        f"before the program; or, if it is one, -- before the program: -- {program} ... {word}",
+                        f"before the program; or, if it is one, -- before that: -- {program} ... {word}",
                         ctx,
                     )
         return rest

@@ -107,7 +107,7 @@ def _check_script(program: str, folder: Path) -> None:
         raise ClientError(f"{program} is a notebook, which does not run by itself", fix)
     if "/" not in program:
         fix = f"write ./{program} for the file of the folder, or what runs it, such as: bash {program}"
-        raise ClientError(f"{program} is no command of the image", fix)
+        raise ClientError(f"{program} is not a command of the image", fix)
     if not os.access(file, os.X_OK):
         fix = f"chmod +x {program}, or name what runs it, such as: bash {program}"
         raise ClientError(f"{program} is not executable", fix)

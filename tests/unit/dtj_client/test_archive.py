@@ -43,7 +43,7 @@ def test_same_files_give_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_ignore_files_are_read_as_git_reads_them(tmp_path: Path) -> None:
-    """With the mark that editors of Windows write first, their line ends, and lines that are no pattern."""
+    """With the mark that editors of Windows write first, their line ends, and lines that are not patterns."""
     write(tmp_path, train_py="print(1)", data__big="0", note="n", lib__model_py="x = 1")
     (tmp_path / ".gitignore").write_bytes(b"\xef\xbb\xbfdata/\r\n/\r\nnote\r\n.gitignore\r\n")
     (tmp_path / "lib" / ".git").write_text("gitdir: ../.git/modules/lib\n")  # of a submodule

@@ -206,7 +206,7 @@ def test_ctrl_c_during_stop_says_that_the_job_stays(
     assert capsys.readouterr().err.startswith("digits: not deleted; if it is suspended, kubectl dtj resume")
 
 
-def test_reader_that_has_enough_is_no_error(
+def test_reader_that_has_enough_is_not_an_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in `kubectl dtj get -o yaml | head`: the signal ends kubectl."""

@@ -80,7 +80,7 @@ def test_program_that_would_be_missing_in_the_pods_is_refused(tmp_path: Path, pr
     ("program", "mode", "text", "said"),
     [
         ("train.ipynb", 0o644, b"{}", "train.ipynb is a notebook.*\n  fix: jupyter nbconvert --to script"),
-        ("run.sh", 0o755, b"", "run.sh is no command of the image\n  fix: write ./run.sh"),
+        ("run.sh", 0o755, b"", "run.sh is not a command of the image\n  fix: write ./run.sh"),
         ("./run.sh", 0o644, b"", "./run.sh is not executable\n  fix: chmod"),
         ("./run.sh", 0o755, b"#!/bin/sh\r\necho\r\n", "line ends of Windows"),
         ("./run.sh", 0o755, b"#!/bin/sh\n", None),
