@@ -118,6 +118,28 @@ TABLE: list[tuple[str, Json, str]] = [
     ),
     ("two containers", pod(containers=[{"name": "trainer"}, {"name": "logs"}]), ACCEPTED),
     ("two containers with the same name", pod(containers=[{"name": "a"}, {"name": "a"}]), "Duplicate value"),
+    (
+        "a number among the arguments",
+        pod(containers=[{"name": "a", "args": ["--n", 3]}]),
+        "args[1] in body must",
+    ),
+    ("arguments as one text", pod(containers=[{"name": "a", "args": "--n 3"}]), "must be of type array"),
+    ("a command as one text", pod(containers=[{"name": "a", "command": "x y"}]), "must be of type array"),
+    (
+        "an image that is a number",
+        pod(containers=[{"name": "a", "image": 1}]),
+        "image in body must be of type",
+    ),
+    (
+        "a variable that is a number",
+        pod(containers=[{"name": "a", "env": [{"name": "A", "value": 1}]}]),
+        "env[0].value in body must be of type string",
+    ),
+    (
+        "fields that are null, as in a Pod",
+        pod(containers=[{"name": "a", "args": None, "image": None, "env": [{"name": "A", "value": None}]}]),
+        ACCEPTED,
+    ),
     ("restartPolicy Never", pod(restartPolicy="Never"), ACCEPTED),
     ("restartPolicy Always", pod(restartPolicy="Always"), "restartPolicy must be Never or absent"),
     (
