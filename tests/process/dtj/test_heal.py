@@ -127,6 +127,62 @@ def test_newcomer_finds_the_loop_in_which_the_others_are(finish: Finish, tmp_pat
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+USES_VALUES_OF_THE_STEP = """
+import os, pathlib, signal, sys
+import torch
+import dtj
+
+run = dtj.init(seed=1)
+model = run.parallel(torch.nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.0)
+samples = torch.utils.data.TensorDataset(torch.arange(24.0).reshape(12, 2) / 24)
+data = run.data(samples, global_batch=6)
+run.state(model=model, optimizer=optimizer, plateau=plateau, data=data)
+
+def lose(rank, step):
+    mark = pathlib.Path(os.environ["OUT"], f"lost-{rank}-{step}")
+    if (run.rank, run.step) == (rank, step) and "LOSES" in os.environ and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+for batch in run.steps(8):
+    run.backward(lambda mb: model(mb[0]).square().mean(), batch)
+    lose(1, 2)
+    norm = sum(parameter.grad.norm() for parameter in model.parameters())
+    run.reduce(norm)
+    lose(1, 3)
+    run.backward(lambda mb: model(mb[0]).mean(), batch)
+    if run.step % 2:  # gradients of two steps
+        optimizer.step()
+        optimizer.zero_grad()
+    score = run.evaluate(lambda mb: model(mb[0])[:, 0], samples)
+    lose(0, 4)
+    lose(2, 5)
+    run.keep_best(score)
+    plateau.step(score)
+lr = optimizer.param_groups[0]["lr"]
+print("at the end", lr, *(w.hex() for p in model.parameters() for w in p.flatten().tolist()), flush=True)
+"""
+
+
+def test_newcomer_has_gradients_and_scores_of_the_step_in_which_it_joins(
+    finish: Finish, tmp_path: Path
+) -> None:
+    """Between two backward passes, with gradients of the last step, and between a score and its use."""
+    script, found = tmp_path / "script.py", []
+    script.write_text(USES_VALUES_OF_THE_STEP)
+    for env in ({}, {"LOSES": 1}):
+        flags = ("run", "--nproc", 3, "--max-restarts", 4, "--checkpoint", tmp_path / f"saved-{len(env)}")
+        ended = finish(*flags, script, OUT=tmp_path, **env)
+        assert ended.code == 0, ended.err
+        found.append(set(re.findall("at the end .*", ended.out)))
+    assert len(list(tmp_path.glob("lost-*"))) == 4
+    assert "restarted all ranks" not in ended.err
+    assert len(found[0]) == 1, "the ranks differ"
+    assert found[0] == found[1]
+
+
 def test_loss_of_every_rank_resumes_from_the_checkpoint(
     finish: Finish, unbroken: Callable[..., Path], tmp_path: Path
 ) -> None:

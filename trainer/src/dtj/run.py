@@ -314,7 +314,7 @@ class Run:
                 feed.close()
             if progress.is_over:
                 self.say(f"finished at step {self.step} of {total}: the program called run.finish")
-            self._recovery.run_verb(self._boundary.conclude, rollback=None, skipped=None)
+            self._recovery.run_verb(self._boundary.conclude, skip=_nothing)
             heartbeat.mine.rest()
             if self.step > started:
                 self.say(logger.meter.summary(step=self.step, waited_s=feed.waited_s))
@@ -330,7 +330,7 @@ class Run:
         if self._checkpointer.run_dir and not self._checkpointer.parts.user_parts:
             self.say("nothing will be saved: call run.state(model=..., opt=..., data=...) before run.steps")
         if not progress.has_begun and self.size > 1 and self.step < total:
-            self._recovery.run_verb(self._check_alike, rollback=None, skipped=None)
+            self._recovery.run_verb(self._check_alike, skip=_nothing)
         logger = self._logger(total)
         self._boundary.begin(logger)
         self._strategy.start(self.step, total)
@@ -412,9 +412,16 @@ class Run:
 
         before = step_backward.Rollback(self._strategy) if self._groups.can_heal else None
         rollback = before.restore if before else None
-        loss = self._recovery.run_verb(verb, rollback=rollback, skipped=self._no_loss)
+        loss = self._recovery.run_verb(verb, skip=self._skip_backward, rollback=rollback)
         self._finite.note(loss, self.step + 1)
         return loss
+
+    def _skip_backward(self) -> torch.Tensor:
+        """The program may use the gradients before this rank takes over those of the others."""
+        for parameter in self._strategy.parameters:
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        return self._no_loss
 
     def _begin_plain_form(self) -> None:
         """A pass over a batch in the user's own code, which cannot be repeated after the loss of a rank."""
@@ -531,7 +538,7 @@ class Run:
                 group=self._groups.control,
             )
 
-        return self._recovery.run_verb(verb, rollback=None, skipped=step_evaluate.of_no_sample(metric))
+        return self._recovery.run_verb(verb, skip=lambda: step_evaluate.of_no_sample(metric))
 
     def reduce(self, value: torch.Tensor | float, how: str = "mean") -> torch.Tensor:
         """The mean, sum, max or min of a tensor over all ranks, on every rank; without a graph.
@@ -540,7 +547,7 @@ class Run:
         Every rank calls it with a tensor of the same shape. A sum of booleans counts them.
         """
         mine = exchange.reducible(value, how, self.device)
-        return self._recovery.run_verb(lambda: exchange.reduce(mine, how), rollback=None, skipped=mine)
+        return self._recovery.run_verb(lambda: exchange.reduce(mine, how), skip=lambda: mine)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Context for forward passes outside `backward` and `evaluate`, in the type of --precision."""
@@ -557,9 +564,7 @@ class Run:
         If a checkpoint cannot be written, its score does not count: a lower score is then kept as the best.
         """
         self._recovery.run_verb(
-            lambda: self._checkpointer.offer(float(score), group=self._groups.control),
-            rollback=None,
-            skipped=None,
+            lambda: self._checkpointer.offer(float(score), group=self._groups.control), skip=_nothing
         )
 
     @contextlib.contextmanager
@@ -614,3 +619,7 @@ class Run:
     def _take_new_groups(self) -> None:
         self._strategy.rebuild()
         self._boundary.renew()
+
+
+def _nothing() -> None:
+    """A verb without a result is skipped."""

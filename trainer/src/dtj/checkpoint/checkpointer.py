@@ -95,11 +95,12 @@ class Checkpointer:
         if not self.run_dir:
             return
         writer = self._writer
-        is_highest, best = on_rank0(
-            lambda: (score > max(self._offered, writer.highest), writer.best and vars(writer.best)), group
+        is_highest, score, best = on_rank0(
+            lambda: (score > max(self._offered, writer.highest), score, writer.best and vars(writer.best)),
+            group,
         )
         writer.best = Best(**best) if best else None
-        if is_highest:
+        if is_highest:  # the score of rank 0: all ranks must find a save due
             self._offered = score
 
     def save(self, step: int, *, group: Group, last: bool = False) -> Location | None:
@@ -201,11 +202,13 @@ class Checkpointer:
 
     def whole_state(self, step: int) -> dict[str, Any]:
         """What another rank needs to continue after `step`. Only if every rank holds the whole state."""
-        return with_best(self._writer.best, self.parts.state(step)) | {"offered": self._offered}
+        more = {"offered": self._offered, "gradients": self.parts.gradients()}
+        return with_best(self._writer.best, self.parts.state(step)) | more
 
     def load_whole_state(self, state: dict[str, Any]) -> None:
         """Load what `whole_state` of another rank returned."""
         self.parts.load(state, None)
+        self.parts.load_gradients(state["gradients"])
         self._take_over(state)
         self._offered = state["offered"]
 

@@ -5,7 +5,7 @@ state -> parts        whichever strategy saved it, and however it was sharded th
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -115,6 +115,15 @@ class Parts:
                     f"{name} does not fit the checkpoint of step {state['step']}: {str(error).strip()}",
                     fix="build the same model and optimizer, or start a new run without the checkpoint",
                 ) from error
+
+    def gradients(self) -> list[torch.Tensor | None]:
+        """Of the parameters of all models: means over the ranks that the optimizer has not used yet."""
+        return [parameter.grad for parameter in self._strategy.parameters]
+
+    def load_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Load what `gradients` of another rank returned."""
+        for parameter, gradient in zip(self._strategy.parameters, gradients, strict=True):
+            parameter.grad = gradient
 
     def rank_state(self) -> dict[str, Any]:
         """What this rank alone holds, by part: shards stay sharded. For this rank, and the same layout."""

@@ -8,13 +8,19 @@ survivors are in the same backward pass and only the newcomer, which has no stat
     rank 0  step 7, backward      .................. hands over   backward again   ...
     rank 1  step 7, backward      .................. waits        backward again   ...
     rank 2  (new)  init, state -> step 7, backward   takes over   backward         ...
+
+A verb of the present step that a rank skips returns what it returned on the furthest rank, since the program
+uses the result.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from dtj.checkpoint.save import check_loadable
+from dtj.errors import RecipeError
 from dtj.ranks import exchange
 
 
@@ -46,15 +52,32 @@ class Handover:
         self.target: ProgramPoint | None = None
         self._behind: list[int] = []
         self._source = 0
+        self._results: dict[int, Any] = {}
 
-    def compare(self, mine: ProgramPoint, group: "dist.ProcessGroup") -> ProgramPoint | None:
-        """Share this rank's point; return the furthest point of any rank, or None if no rank has state."""
+    def compare(
+        self, mine: ProgramPoint, group: "dist.ProcessGroup", *, results: Mapping[int, Any]
+    ) -> ProgramPoint | None:
+        """Share this rank's point; return the furthest point of any rank, or None if no rank has state.
+
+        results  of the verbs that this rank has done since its last step, by their numbers
+        """
         points = [ProgramPoint(*each) for each in exchange.all_gather_numbers(mine, group=group)]
         furthest = max(points)
         self._behind = [rank for rank, point in enumerate(points) if point < furthest]
         self._source = points.index(furthest)
         self.target = furthest if self._behind else None
+        if self._behind and furthest.verb:
+            if mine == furthest:
+                if dist.get_rank(group) == self._source:
+                    exchange.send(_plain(results), to=self._behind, group=group)
+            else:
+                self._results = exchange.receive(self._source, group=group)
         return None if furthest == NO_STATE else furthest
+
+    def result_at(self, point: ProgramPoint) -> Any:
+        """What the verb that follows `point` returned on the furthest rank; None if that is not known."""
+        is_same_step = self.target is not None and point[:3] == self.target[:3]
+        return self._results.get(point.verb) if is_same_step else None
 
     def is_behind(self, point: ProgramPoint) -> bool:
         """The other ranks wait at a point after `point`."""
@@ -73,3 +96,13 @@ class Handover:
             taken = exchange.receive(self._source, group=group)
         self.target, self._behind = None, []
         return taken
+
+
+def _plain(results: Mapping[int, Any]) -> dict[int, Any]:
+    """Those that another rank can load; a metric may return anything."""
+    found: dict[int, Any] = {}
+    for number, result in results.items():
+        with contextlib.suppress(RecipeError):
+            check_loadable(result, "")
+            found[number] = result
+    return found

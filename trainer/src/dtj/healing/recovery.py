@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -42,22 +42,30 @@ class Recovery:
         self._say = say
         self._handover = Handover()
         self._has_state = False  # this rank holds the state that belongs to its point in the program
+        self._results: dict[int, Any] = {}  # of the verbs since the last step
 
     @property
     def is_behind(self) -> bool:
         """The other ranks wait at a later point; until there, this rank skips the model and collectives."""
         return self._handover.target is not None and self._handover.is_behind(self._point)
 
-    def run_verb(self, verb: Callable[[], T], *, rollback: Callable[[], None] | None, skipped: T) -> T:
+    def run_verb(
+        self,
+        verb: Callable[[], T],
+        *,
+        skip: Callable[[], T],
+        rollback: Callable[[], None] | None = None,
+    ) -> T:
         """Run a collective verb; repeat it if a rank was lost, skip it if the others have done it already.
 
+        skip      called if the verb is skipped; its result counts if that of the other ranks is not known
         rollback  undoes a failed attempt, before the verb is repeated
-        skipped   result if the verb is skipped
         """
         while True:
             self.hand_over()
             if self.is_behind:
-                result = skipped
+                unknown, known = skip(), self._handover.result_at(self._point)
+                result: T = unknown if known is None else known
                 break
             try:
                 result = verb()
@@ -66,6 +74,10 @@ class Recovery:
                 if rollback and self._groups.can_heal:
                     rollback()
                 self.rejoin(error)
+        if self._groups.can_heal:
+            if self._progress.verb == 0:
+                self._results = {}
+            self._results[self._progress.verb] = result
         self._progress.verb += 1
         return result
 
@@ -144,7 +156,7 @@ class Recovery:
     def _compare(self) -> bool:
         """Compare points with the other ranks; False if no rank has state, so the run has to start."""
         point = self._point if self._has_state else NO_STATE
-        target = self._handover.compare(point, self._control)
+        target = self._handover.compare(point, self._control, results=self._results)
         if target is None:
             if self._progress.has_begun:  # the last rank with the state is lost
                 raise SystemExit(EXIT_PEER_LOST)
