@@ -56,7 +56,7 @@ def formed(*, replicas: int = 3, restarts: int = 5, holding: bool = True) -> Mem
     for replica in range(replicas):
         found.join(hello(replica), NOW)
     for rank in range(replicas):
-        found.ready(rank, 1)
+        found.ready(rank, 1, NOW)
         if holding:
             found.hold(rank, holds=True)
     return found
@@ -67,8 +67,8 @@ def test_job_forms_when_the_last_replica_joins_and_starts_when_the_last_rank_is_
     assert [found.join(hello(r), NOW) for r in (2, 0)] == [[], []]
     assert found.missing == [1]
     assert found.join(hello(1), NOW) == [Form(1, frozenset(), 3)]
-    assert [found.ready(rank, 1) for rank in (0, 1)] == [[], []]
-    assert found.ready(2, 1) == [Go(1)]
+    assert [found.ready(rank, 1, NOW) for rank in (0, 1)] == [[], []]
+    assert found.ready(2, 1, NOW) == [Go(1)]
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_last_rank_to_be_ready_said_so_while_its_connection_was_lost() -> None:
     for replica in range(3):
         found.join(hello(replica), NOW)
     for rank in (0, 2):
-        assert found.ready(rank, 1) == []
+        assert found.ready(rank, 1, NOW) == []
     found.leave("pod-1", NOW)
     assert found.join(back(1), NOW) == [Go(1)]
 
@@ -380,11 +380,28 @@ def test_lost_peer_that_had_ended_without_a_failure_is_named() -> None:
     assert over.culprit.message == "rank 1 ended without a failure while other ranks still needed it"
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_rank_that_ends_without_joining_is_not_waited_for(*, is_late: bool) -> None:
+    """Its script returned before dtj.init, on this rank only: the others would wait for it for ever."""
+    found = membership(restarts=0)
+    for replica in range(3):
+        found.join(hello(replica), NOW)
+    if is_late:
+        found.ended(end(1, 0), 1, NOW)
+    actions = found.ready(0, 1, NOW)
+    if not is_late:
+        actions = found.ended(end(1, 0), 1, NOW)
+    (over,) = actions or found.tick(NOW + VERDICT_S)
+    assert isinstance(over, End)
+    assert over.culprit
+    assert over.culprit.message == "rank 1 ended without a failure while other ranks still needed it"
+
+
 def not_reached(found: Membership, now: float) -> list[Action]:
     """All ranks are ready, and two of them cannot reach each other."""
     generation = found.state.generation
     for rank in range(3):
-        found.ready(rank, generation)
+        found.ready(rank, generation, NOW)
     assert [found.unformed(end(rank, 76), generation, now) for rank in (1, 2)] == [[], []]
     return found.tick(now + CAUSE_WAIT_S)
 
@@ -414,7 +431,7 @@ def test_late_report_of_an_older_generation_does_not_make_a_lost_peer_free() -> 
     found = formed()
     found.ended(end(1, 1), 1, NOW)
     for rank in range(3):
-        found.ready(rank, 2)
+        found.ready(rank, 2, NOW)
     found.unformed(end(0, 76), 1, NOW)
     found.lost(end(0, 76), 2, NOW)
     found.tick(NOW + CAUSE_WAIT_S)
@@ -495,7 +512,7 @@ def test_spent_budget_ends_the_job() -> None:
     found = formed(restarts=1)
     found.ended(end(1, 1), 1, NOW)
     for rank in range(3):
-        found.ready(rank, 2)
+        found.ready(rank, 2, NOW)
     last = end(2, 1)
     assert found.ended(last, 2, NOW) == []
     assert found.tick(NOW + VERDICT_S) == [End(last)]
@@ -577,7 +594,7 @@ def test_restart_count_is_the_highest_that_is_remembered(theirs: int) -> None:
     for left in reversed(range(3 - found.state.in_place)):
         found.ended(end(1, 1), found.state.generation, NOW)
         for rank in range(2):
-            found.ready(rank, found.state.generation)
+            found.ready(rank, found.state.generation, NOW)
         assert (found.state.in_place, found.is_over) == (3 - left, False)
     found.ended(end(1, 1), found.state.generation, NOW)
     assert found.tick(NOW + VERDICT_S) == [End(end(1, 1))]
@@ -600,10 +617,10 @@ def test_rank_that_failed_first_is_the_cause_even_if_it_exits_last() -> None:
 
 def test_rank_that_is_ready_after_the_end_gets_no_order() -> None:
     found = formed(restarts=0, replicas=2)
-    found.ready(1, 1)
+    found.ready(1, 1, NOW)
     found.ended(end(0, 1), 1, NOW)
     assert found.tick(NOW + VERDICT_S) == [End(end(0, 1))]
-    assert found.ready(0, 1) == []
+    assert found.ready(0, 1, NOW) == []
 
 
 def test_failure_of_all_ranks_is_decided_without_delay() -> None:
@@ -619,7 +636,7 @@ def test_restarts_without_a_new_step_are_bounded_and_a_step_resets_their_count()
     forms = 0
     for generation in range(1, 20):
         for rank in range(3):
-            found.ready(rank, generation)
+            found.ready(rank, generation, NOW)
         if generation == 3:
             found.stepped(11, NOW)
         actions = found.ended(end(1, 1), generation, NOW) or found.tick(NOW + VERDICT_S)
@@ -713,7 +730,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.found.is_formed)
     @rule(rank=st.integers(0, 2), lag=st.sampled_from([0, 0, 0, 1]))
     def ready(self, rank: int, lag: int) -> None:
-        self.act(self.found.ready(rank, self.generation - lag))
+        self.act(self.found.ready(rank, self.generation - lag, NOW))
         if rank not in self.gone:
             self.act(self.found.hold(rank, holds=True))
 

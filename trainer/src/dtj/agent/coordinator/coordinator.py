@@ -144,7 +144,7 @@ class Coordinator:
         actions: list[Action] = []
         match fact:
             case facts.Ready(rank, generation):
-                actions = member.ready(rank, generation)
+                actions = member.ready(rank, generation, now)
             case facts.Hold(rank, holds):
                 actions = member.hold(rank, holds=holds)
             case facts.Heartbeats(heartbeats):

@@ -21,6 +21,7 @@ ranks restart and resume from the newest checkpoint. `now` is seconds of a monot
 from collections.abc import Set
 from dataclasses import dataclass, field, replace
 
+from dtj import contract
 from dtj.agent.coordinator.sizing import RESIZE_DELAY_S, SHRINK_DELAY_S, size
 from dtj.agent.wire.buddies import choose_shift
 from dtj.agent.wire.outcome import Ending, first_cause
@@ -72,7 +73,7 @@ class Membership:
     _healable: set[int] = field(default_factory=set)
     _ready: set[int] = field(default_factory=set)
     _kept: frozenset[int] = frozenset()
-    _done: set[int] = field(default_factory=set)
+    _done: dict[int, Ending] = field(default_factory=dict)
     _gone: set[int] = field(default_factory=set)
     _replaced: set[str] = field(default_factory=set)
     _restarts: dict[int, int] = field(default_factory=dict)  # replica -> of its newest pod, see Hello
@@ -187,12 +188,12 @@ class Membership:
             self._healable.discard(rank)
         return []
 
-    def ready(self, rank: int, generation: int) -> list[Action]:
+    def ready(self, rank: int, generation: int, now: float) -> list[Action]:
         """A rank waits until its generation is complete."""
         if generation != self.state.generation or not self.is_formed or self.is_over:
             return []
         self._ready.add(rank)
-        return [Go(generation)] if len(self._ready) == len(self.job.ranks) else []
+        return [Go(generation)] if len(self._ready) == len(self.job.ranks) else self._miss(now)
 
     def stepped(self, step: int, now: float, *, is_counted: bool = False) -> list[Action]:
         """Rank 0 completed a step.
@@ -250,10 +251,20 @@ class Membership:
             if not self._waited_for_verdict or everyone:
                 self._examine(now)
             return self._decide(now)
-        self._done.add(ending.rank)
+        self._done[ending.rank] = ending
         if ending.rank in self._kept and ending.rank not in self._ready:
             return self.renew()  # it finished without noticing that the others need its state
-        return self._over(None) if everyone and not self._incident else []
+        return self._over(None) if everyone and not self._incident else self._miss(now)
+
+    def _miss(self, now: float) -> list[Action]:
+        """If a rank ended without joining, those that are ready have lost it: they would wait for ever."""
+        absent = [ending for rank, ending in self._done.items() if rank not in self._ready]
+        if not absent or not self._ready:
+            return []
+        rank, at = min(self._ready), max(ending.at for ending in absent)
+        self._incident.setdefault(rank, Ending(rank=rank, code=contract.EXIT_PEER_LOST, at=at))
+        self._decide_by(now)
+        return self._decide(now)
 
     def renew(self) -> list[Action]:
         """This generation cannot be completed, and no rank failed: form the next one."""
@@ -438,7 +449,7 @@ class Membership:
         # A rank that is done cannot hand over its state: then all ranks restart from the newest checkpoint.
         self._kept = frozenset() if self._done else frozenset(self._healable)
         self._healable = set(self._kept)
-        self._ready, self._done, self._gone, self._first_step = set(), set(), set(), None
+        self._ready, self._done, self._gone, self._first_step = set(), {}, set(), None
         self._failing, self._waited_for_verdict, self._is_unformed = {}, False, False
         shift, replicas = self.state.shift, self.job.replicas
         if self.state.replicas != replicas:  # else the buddies have what a new pod needs
