@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtj.checkpoint import paths, reader, restore, save, sharded
+from dtj.checkpoint import paths, reader, restore, save, sharded, storage
 from dtj.checkpoint.checkpointer import Checkpointer
 from dtj.checkpoint.objects import Location
 from dtj.checkpoint.owner import Owner
@@ -81,6 +81,22 @@ def test_checkpoint_that_could_not_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"run/step-7 could not be written: File exists") as raised:
         save.prepare(Owner(tmp_path / "run", {}), 7)
     assert "check that the volume is mounted" in str(raised.value.fix)
+
+
+def test_save_does_not_fail_because_an_old_checkpoint_may_not_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is immutable, or belongs to another user."""
+    remove = storage.Folder.remove
+
+    def refuse_first(run: storage.Folder, name: str, *, writer: str) -> None:
+        if name == "step-1":
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        remove(run, name, writer=writer)
+
+    monkeypatch.setattr(storage.Folder, "remove", refuse_first)
+    commit(tmp_path, 1, 2, 3, 4)
+    assert names(tmp_path) == ["step-1", "step-3", "step-4"]
 
 
 def test_newest_two_stay_after_saves(tmp_path: Path) -> None:

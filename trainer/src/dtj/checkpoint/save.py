@@ -50,7 +50,8 @@ def commit(
             torch.save(state, file)
         owner.check()
         committed = run.commit(step, owner.writer)
-        _prune(owner, step, keep=keep, best=best)
+        with contextlib.suppress(OSError):  # the checkpoint is written; the next save prunes again
+            _prune(owner, step, keep=keep, best=best)
     return committed
 
 
@@ -89,7 +90,8 @@ def _prune(owner: Owner, committed: int, *, keep: int, best: int | None) -> None
     if doomed or own:
         owner.check()
     for name in doomed + own:
-        owner.storage.remove(name, writer=owner.writer)
+        with contextlib.suppress(OSError):  # one that may not be removed keeps no other one
+            owner.storage.remove(name, writer=owner.writer)
 
 
 def _is_damaged(folder: Location) -> bool:
