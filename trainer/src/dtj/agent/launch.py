@@ -326,4 +326,9 @@ def _write(path: Path, fields: Mapping[str, Any]) -> None:
 
 
 def _log(message: str) -> None:
-    print(f"dtj: {message}", file=sys.stderr, flush=True)
+    try:
+        print(f"dtj: {message}", file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError:  # as in console.py: the disk is full, for instance
+        return

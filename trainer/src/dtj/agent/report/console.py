@@ -1,6 +1,7 @@
 """Prints the lines of the ranks; on a terminal with a progress bar below them."""
 
 import os
+import select
 import sys
 from typing import Any, Protocol
 
@@ -15,14 +16,31 @@ class Console(Protocol):
     def close(self) -> None: ...
 
 
+def _write_all(fd: int, data: bytes) -> None:
+    """Write all bytes, or lose them if the disk is full or the terminal is gone: training matters more.
+
+    BrokenPipeError if the reader is gone, which ends the run as it ends any program.
+    """
+    while data:
+        try:
+            data = data[os.write(fd, data) :]
+        except BlockingIOError:  # another program has made the terminal or the pipe that they share so
+            poll = select.poll()
+            poll.register(fd, select.POLLOUT)
+            poll.poll()
+        except BrokenPipeError:
+            raise
+        except OSError:
+            return
+
+
 class PlainConsole:
     """Writes bytes to the agent's own stdout and stderr."""
 
     is_live = False
 
     def write(self, fd: int, data: bytes) -> None:
-        while data:
-            data = data[os.write(fd, data) :]
+        _write_all(fd, data)
 
     def progress(self, document: dict[str, Any]) -> None:
         """A log has no progress bar."""
