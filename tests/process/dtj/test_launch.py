@@ -133,12 +133,22 @@ def test_first_failed_rank_is_named_rather_than_those_that_lost_it(
     assert message.split(" after", maxsplit=1)[0] in ended.err.splitlines()[-1 if how != "bad recipe" else -2]
 
 
-def test_exit_message_of_a_script_is_in_the_termination_message(finish: Finish, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("leaves", "code", "message"),
+    [
+        pytest.param("'there is nothing in /data'", 1, "there is nothing in /data", id="a sentence"),
+        # The code of an agreed stop, which the operator restarts for ever.
+        pytest.param("75", 75, "rank 0 exited with code 75 before its first step", id="EX_TEMPFAIL"),
+    ],
+)
+def test_exit_of_a_script_is_in_the_termination_message(
+    finish: Finish, tmp_path: Path, leaves: str, code: int, message: str
+) -> None:
     script, log = tmp_path / "script.py", tmp_path / "log"
-    script.write_text("import sys; sys.exit('there is nothing in /data')")
-    assert finish("run", "--termination-log", log, script).code == 1
+    script.write_text(f"import sys; sys.exit({leaves})")
+    assert finish("run", "--termination-log", log, script).code == code
     fields = json.loads(log.read_text())
-    assert (fields["reason"], fields["message"]) == ("ExitCode", "there is nothing in /data")
+    assert (fields["reason"], fields["message"]) == ("ExitCode", message)
 
 
 def test_traceback_starts_in_the_user_s_file(finish: Finish, tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ class _Agent:
         endings = self._supervisor.endings()
         # All ranks of the job agreed on the stop, so it is over without a word from the coordinator, unless
         # the job is elastic and can continue without the pod that was asked to terminate.
-        has_stopped = bool(endings) and all(e.code == contract.EXIT_STOPPED for e in endings)
+        has_stopped = bool(endings) and all(e.has_stopped for e in endings)
         has_stopped = has_stopped and self._job.limits is None
         return self._orders.is_over or has_stopped or self._is_alone(endings) or self._stop_requests > 0
 

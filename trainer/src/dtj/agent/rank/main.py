@@ -21,7 +21,7 @@ from dtj.agent.child_process import detach
 from dtj.agent.rank import heap, optimizer_steps, own_stacks
 from dtj.agent.wire import outcome
 from dtj.copies import slot
-from dtj.errors import DtjError, is_peer_loss
+from dtj.errors import DtjError, Stopped, is_peer_loss
 from dtj.ranks import control_pipe
 from dtj.telemetry import heartbeat, report_pipe
 from dtj.telemetry.heartbeat import SharedHeartbeat
@@ -106,7 +106,8 @@ def _run(program: Program) -> int:
         program()
     except SystemExit as end:
         code = _code_of(end)
-        if code not in {contract.EXIT_DONE, contract.EXIT_STOPPED}:
+        has_stopped = isinstance(end, Stopped) or isinstance(end.__context__, Stopped)
+        if code != contract.EXIT_DONE and not (has_stopped and code == contract.EXIT_STOPPED):
             # Report now: its exit functions may take longer than the other ranks live.
             _report(end.code if isinstance(end.code, str) else "", code=code, reason="ExitCode")
         return code

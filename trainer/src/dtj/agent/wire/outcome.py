@@ -47,7 +47,12 @@ class Ending:
     @property
     def failed(self) -> bool:
         """It ended neither done nor by an agreed stop, and the agent did not kill it."""
-        return self.code not in {contract.EXIT_DONE, contract.EXIT_STOPPED} and not self.by_agent
+        return self.code != contract.EXIT_DONE and not self.has_stopped and not self.by_agent
+
+    @property
+    def has_stopped(self) -> bool:
+        """It left at an agreed stop. A program that itself exits with that code reports a reason."""
+        return self.code == contract.EXIT_STOPPED and self.reason is None
 
     @property
     def stopped_unsaved(self) -> bool:
@@ -70,7 +75,7 @@ class Ending:
             return "BadRecipe"
         if self.code == contract.EXIT_PEER_LOST:
             return "PeerLost"
-        if self.code == contract.EXIT_STOPPED:
+        if self.has_stopped:
             return "Stopped"
         if self.code == contract.EXIT_DONE:
             return "Done"
