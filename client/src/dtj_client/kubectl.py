@@ -75,7 +75,7 @@ _EXPLAINED = [
             "choose one with --namespace; kubectl get namespaces lists them",
         ),
         (
-            r"must be logged in to the server",
+            r"must be logged in to the server|asked for the client to provide credentials",
             "the cluster does not accept the login in the kubeconfig",
             "log in again; kubectl get pods must work",
         ),

@@ -114,6 +114,13 @@ def test_cluster_without_the_operator(said: str) -> None:
             "  fix: log in again; kubectl get pods must work",
         ),
         (
+            'error: error validating "STDIN": error validating data: failed to download openapi: the server '
+            "has asked for the client to provide credentials; if you choose to ignore these errors, turn "
+            "validation off with --validate=false",
+            "the cluster does not accept the login in the kubeconfig\n"
+            "  fix: log in again; kubectl get pods must work",
+        ),
+        (
             "Unable to connect to the server: getting credentials: exec: executable aws failed",
             "kubectl cannot log in: exec: executable aws failed\n"
             "  fix: log in again; kubectl get pods must work",
