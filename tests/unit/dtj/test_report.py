@@ -206,3 +206,4 @@ def test_headline_of_a_traceback_is_the_first_line_of_its_error(
 
 def test_headline_without_a_traceback_is_the_last_line() -> None:
     assert outcome.headline("usage: train.py\nerror: no data") == "error: no data"
+    assert outcome.headline("no module 'a'\n  fix: install it") == "no module 'a'; fix: install it"

@@ -39,19 +39,26 @@ class Fault:
     @property
     def sentence(self) -> str:
         replica, node = f"replica {self.replica}", f" on node {self.node}" if self.node else ""
-        last = last_line(self.message)[:300]
+        why = headline(self.message)[:300]
         if self.reason == "PeerLost" and self.exit_code is None:  # its pod still runs
-            return f"{replica}{node} is unreachable" + (f": {last}" if last else "")
+            return f"{replica}{node} is unreachable" + (f": {why}" if why else "")
         who = replica if self.rank is None else f"rank {self.rank} ({replica})"
         how = "was lost" if self.disruption else "failed"
         if self.exit_code is not None:
             how = f"exited with code {self.exit_code}"
-        return f"{who}{node} {how}: {self.reason}" + (f": {last}" if last else "")
+        return f"{who}{node} {how}: {self.reason}" + (f": {why}" if why else "")
 
 
-def last_line(message: str) -> str:
-    """Where a traceback names the error."""
-    return message.strip().rpartition("\n")[2]
+def headline(message: str) -> str:
+    """The line that names the error: of a traceback the first one behind its frames, else the last one.
+
+    The last line of an error of dtj says how to fix what the line before names, so it is both.
+    """
+    lines = message.strip().splitlines() or [""]
+    frames = [number for number, line in enumerate(lines) if line.startswith("  File ")]
+    behind = lines[frames[-1] :] if frames else []
+    found = next((line for line in behind if line and not line.startswith(" ")), lines[-1])
+    return "; ".join(line.strip() for line in lines[-2:]) if found.startswith("  fix: ") else found
 
 
 @dataclass(frozen=True)

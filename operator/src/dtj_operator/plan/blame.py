@@ -16,7 +16,7 @@ from dtj_operator.model.agent_status import Incident
 from dtj_operator.model.exit_report import NO_REPORT, Culprit, ExitReport, count
 from dtj_operator.model.json import Json
 from dtj_operator.model.views import ContainerView, PodView
-from dtj_operator.plan.actions import Fault, last_line
+from dtj_operator.plan.actions import Fault, headline
 from dtj_operator.plan.isolation import isolated_since
 from dtj_operator.plan.snapshot import Snapshot
 
@@ -140,7 +140,7 @@ def is_same_error(fault: Fault, failure: Json) -> bool:
     return (
         fault.reason in PROGRAM_ERRORS
         and (fault.reason, fault.exit_code) == (failure.get("reason"), failure.get("exitCode"))
-        and last_line(fault.message) == last_line(failure.get("message") or "")
+        and headline(fault.message) == headline(failure.get("message") or "")
     )
 
 

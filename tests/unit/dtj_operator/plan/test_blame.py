@@ -5,7 +5,7 @@ import pytest
 from dtj_operator.model.agent_status import SilentReplica
 from dtj_operator.model.views import NodeView
 from dtj_operator.plan import blame
-from dtj_operator.plan.actions import Fault, Restart
+from dtj_operator.plan.actions import Fault, Restart, headline
 from dtj_operator.plan.isolation import isolated_since
 from dtj_operator.plan.policies.restart import restart
 from tests.support.builders import NOW, JobBuilder, Json, PodBuilder, at, job, pod
@@ -208,6 +208,38 @@ def test_a_report_gives_rank_step_message_and_generation() -> None:
     assert (
         found.sentence == "rank 3 (replica 1) on node worker-2 exited with code 1: Exception: ValueError: x"
     )
+
+
+CUDA = """Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    loss.backward()
+torch.AcceleratorError: CUDA error: device-side assert triggered
+CUDA kernel errors might be asynchronously reported at some other API call.
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+"""
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        param("", "", id="nothing"),
+        param("epoch 1\nKilled\n", "Killed", id="the end of a log"),
+        param(
+            "there is no module 'digitz'\n  fix: check the name",
+            "there is no module 'digitz'; fix: check the name",
+            id="an error of dtj",
+        ),
+        param(CUDA, "torch.AcceleratorError: CUDA error: device-side assert triggered", id="several lines"),
+        param(
+            f"{CUDA}wandb: synced",
+            "torch.AcceleratorError: CUDA error: device-side assert triggered",
+            id="a log that continues",
+        ),
+        param('in a wait:\n  File "a.py", line 1\n    x()', "    x()", id="a stack without an error"),
+    ],
+)
+def test_headline_names_the_error(message, line) -> None:
+    assert headline(message) == line
 
 
 CULPRIT = {"replica": 2, "rank": 2, "reason": "Exception", "exitCode": 1, "at": at(-2), "message": "KeyError"}

@@ -3,6 +3,8 @@
 A condition is absent until it applies. lastTransitionTime changes only with the status of the condition.
 """
 
+import re
+
 from dtj_operator.model import names, ranges, times
 from dtj_operator.model.children import Refusal
 from dtj_operator.model.json import Json
@@ -42,6 +44,16 @@ _FIXES = {
     "GangScheduling",
     "ImagePullFailed": "correct the image name, or set imagePullSecrets that can pull it",
 }
+# Words of the scheduler that name what no capacity would solve, each with what to do; the first one counts.
+_MISPLACED = (
+    (r'persistentvolumeclaim "\S+" not found', "create the claim, or correct its name in the job"),
+    ("unbound immediate PersistentVolumeClaims", "kubectl describe pvc says why the claim is not bound"),
+    ("Insufficient", _FIXES["Unschedulable"]),
+    (
+        "node affinity/selector|untolerated taint",
+        "correct nodeSelector, affinity or tolerations in the template, or add nodes that match them",
+    ),
+)
 _RELEASE = "switch on the feature gate GenericWorkload of kube-controller-manager, or remove its finalizers"
 # Our default if the template does not set it; many images with torch run as root.
 _NOT_ROOT = "runAsNonRoot"
@@ -261,7 +273,9 @@ def _obstacle(s: Snapshot, pod: PodView) -> Refusal | None:
         return None
     scheduled = pod.condition("PodScheduled")
     if scheduled is not None and pod.unschedulable:
-        return _blocked("Unschedulable", f"pod {pod.name} is unschedulable: {scheduled.message}")
+        said = scheduled.message
+        fix = next((fix for words, fix in _MISPLACED if re.search(words, said)), None)
+        return _blocked("Unschedulable", f"pod {pod.name} is unschedulable: {said}", fix)
     for container in pod.containers:
         where = f"container {container.name} of pod {pod.name}"
         if container.waiting in _UNPULLABLE:

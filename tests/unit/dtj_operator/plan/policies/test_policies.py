@@ -403,7 +403,7 @@ def test_restart(given, verdict) -> None:
     assert restart(given.snapshot()) == verdict
 
 
-def test_budget_verdict_names_the_rank_and_its_last_line() -> None:
+def test_budget_verdict_names_the_rank_and_its_error() -> None:
     verdict = restart(
         TWO.but(pod(1).crashed(1, message="Traceback\nValueError: nan")).recovery(maxRestarts=0).snapshot()
     )

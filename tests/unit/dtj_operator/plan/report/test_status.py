@@ -120,16 +120,31 @@ def test_pods_ready(given: JobBuilder, expected: tuple[str, str]) -> None:
     assert condition(given, "PodsReady") == expected
 
 
-def test_unschedulable_pod_is_reported_in_the_schedulers_words_with_the_fix() -> None:
-    given = TWO.having(
-        pod(0), pod(1).unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
-    )
+@pytest.mark.parametrize(
+    ("said", "fix"),
+    [
+        (
+            "1 node(s) had untolerated taint(s), 2 Insufficient nvidia.com/gpu.",
+            "request less in the template",
+        ),
+        (
+            'persistentvolumeclaim "runs" not found. not found',
+            "create the claim, or correct its name in the job",
+        ),
+        ("pod has unbound immediate PersistentVolumeClaims.", "describe pvc says why the claim is not bound"),
+        (
+            "3 node(s) didn't match Pod's node affinity/selector.",
+            "correct nodeSelector, affinity or tolerations",
+        ),
+        ("no one knows", "add or free the missing resources"),
+    ],
+)
+def test_unschedulable_pod_is_reported_in_the_schedulers_words_with_the_fix(said: str, fix: str) -> None:
+    given = TWO.having(pod(0), pod(1).unschedulable(f"0/3 nodes are available: {said}"))
     message = status_of(given)["conditions"][0]["message"]
 
-    assert message.startswith(
-        "pod digits-1 is unschedulable: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
-    )
-    assert "request less" in message
+    assert message.startswith(f"pod digits-1 is unschedulable: 0/3 nodes are available: {said}; ")
+    assert fix in message
 
 
 @pytest.mark.parametrize(

@@ -225,11 +225,15 @@ def describe(culprit: Ending, step: int | None) -> str:
 
 
 def headline(message: str) -> str:
-    """The first line of the error that a traceback ends with; without a traceback the last line."""
+    """The first line of the error that a traceback ends with; without a traceback the last line.
+
+    The last line of an error of dtj says how to fix what the line before names, so it is both.
+    """
     lines = [_GROUP.sub("", line) for line in message.splitlines()]
     frames = [number for number, line in enumerate(lines) if line.startswith("  File ")]
     after = lines[frames[-1] :] if frames else []
-    return next((line for line in after if line and not line.startswith(" ")), lines[-1])
+    found = next((line for line in after if line and not line.startswith(" ")), lines[-1])
+    return "; ".join(line.strip() for line in lines[-2:]) if found.startswith("  fix: ") else found
 
 
 def name_of(number: int) -> str:
