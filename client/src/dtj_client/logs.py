@@ -171,14 +171,19 @@ class _Following:
         self.lines.put(None)
 
     def _pods(self) -> Iterator[tuple[int, str, str]]:
-        """Yield index, uid and phase of each pod that has begun."""
-        fields = '{range .items[*]}{.metadata.name} {.metadata.uid} {.status.phase}{"\\n"}{end}'
+        """Yield index, uid and phase of each pod that has begun.
+
+        A pod that ends soon after its init containers can be Pending and have an exit code.
+        """
+        code = "{.status.containerStatuses[*].state.terminated.exitCode}"
+        fields = "{.metadata.name} {.metadata.uid} {.status.phase} " + code
+        fields = f'{{range .items[*]}}{fields}{{"\\n"}}{{end}}'
         words = ("get", "pods", f"--selector={JOB_LABEL}={self.job}", "-o", f"jsonpath={fields}")
         for line in self.kubectl.run(*words).splitlines():
-            name, uid, phase = line.split(" ", 2)
+            name, uid, phase, *codes = f"{line} ".split(" ")
             index = name.removeprefix(f"{self.job}-")
             chosen = index.isdecimal() and (self.with_new or int(index) in self.replicas)
-            if chosen and phase not in ("", "Pending"):
+            if chosen and (phase not in ("", "Pending") or any(codes)):
                 yield int(index), uid, phase
 
     def _begin(self, index: int, uid: str, phase: str, *, over: bool) -> bool:

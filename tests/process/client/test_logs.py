@@ -62,16 +62,18 @@ esac
 
 
 def test_new_replicas_are_followed_only_if_asked_for(tmp_path: Path) -> None:
-    """Of two pods one replaces another, and the second was added; a third one does not run."""
+    """Of three pods one replaces another, and two were added, one of which ended at once; a fourth waits."""
     scaled = """#!/bin/sh
 case "$*" in
-  *"get pod"*) printf 'digits-0 uid-2 Succeeded\\ndigits-1 uid-3 Succeeded\\ndigits-2 uid-4 Pending\\n' ;;
+  *"get pod"*) printf 'digits-0 uid-2 Succeeded\\ndigits-1 uid-3 Succeeded\\ndigits-2 uid-4 Pending \\n'
+    case "$*" in *terminated.exitCode*) echo 'digits-3 uid-5 Pending 0' ;; esac ;;
   *"logs digits-0"*) echo "2026-01-01T00:00:01.1Z zero" ;;
   *"logs digits-1"*) echo "2026-01-01T00:00:01.2Z one" ;;
+  *"logs digits-3"*) echo "2026-01-01T00:00:01.3Z three" ;;
 esac
 """
     cluster = kubectl(tmp_path, scaled)
-    for with_new, expected in ((True, {"zero", "one"}), (False, {"zero"})):
+    for with_new, expected in ((True, {"zero", "one", "three"}), (False, {"zero"})):
         found = logs.follow_job(cluster, "digits", [0], finished=lambda: True, with_new=with_new)
         assert {line.text for line in found} == expected
 
