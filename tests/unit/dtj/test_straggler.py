@@ -148,3 +148,15 @@ def test_save_may_take_ten_times_the_longest_so_far(monkeypatch: pytest.MonkeyPa
             found.append(heartbeat.pause_s)
             now += seconds
     assert found == [SAVE_S, SAVE_S, 2000.0, 2000.0]
+
+
+@pytest.mark.parametrize(("is_done", "pause_s"), [(True, SAVE_S), (False, None)])
+def test_exit_functions_get_as_long_as_a_save_unless_the_program_failed(
+    *, is_done: bool, pause_s: float | None
+) -> None:
+    """They may upload; if the program failed, other ranks wait for the end of the process."""
+    heartbeat = SharedHeartbeat()
+    heartbeat.rest()
+    assert heartbeat.pause_s == 0.0
+    heartbeat.leave(is_done=is_done)
+    assert heartbeat.pause_s == pause_s

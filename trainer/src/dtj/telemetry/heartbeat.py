@@ -132,6 +132,15 @@ class SharedHeartbeat:
             self._rests = False
             self._end_pause()
 
+    def leave(self, *, is_done: bool) -> None:
+        """The program is over, and the exit of the process is expected.
+
+        is_done  without a failure: its threads and exit functions, which may upload, get as long as a save
+        """
+        self.wake()
+        if is_done:
+            self._begin_pause(int(SAVE_S * 1e9))
+
     def _begin_pause(self, most_ns: int) -> None:
         """The limit first: the agent may read between two writes. A pause within another keeps its limit."""
         if not self.is_paused or (self._values[6] != _ANY_TIME and most_ns > self._values[6]):

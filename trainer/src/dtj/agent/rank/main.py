@@ -58,7 +58,7 @@ def become(program: Program, env: Mapping[str, str], *, threads: int, wiring: Wi
         heap.keep_for_next_step(os.environ)
         _prepare_torch(threads)
         code = _run(program)
-        heartbeat.mine.wake()  # its exit is expected now
+        heartbeat.mine.leave(is_done=code == contract.EXIT_DONE)
         process_end.run_exit_functions()
     except KeyboardInterrupt:
         code = contract.EXIT_SIGNAL + signal.SIGINT
