@@ -2,10 +2,12 @@
 
 import itertools
 import resource
+import socket
 
 import pytest
 
 from dtj.agent.open_files import wanted
+from dtj.agent.replica import connector
 from dtj.agent.replica.connector import pauses
 from dtj.agent.wire.link import SILENCE_S, pace_s
 
@@ -26,6 +28,30 @@ def test_pauses_between_attempts(agents: int, expected: list[float]) -> None:
 def test_jitter_at_most_halves_a_pause() -> None:
     found = pauses(1000, jitter=lambda: 0.0)
     assert list(itertools.islice(found, 3)) == pytest.approx([0.05, 0.1, 0.2])
+
+
+def test_address_that_stays_out_of_reach_is_named_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may be wrong; usually replica 0 is still starting. An attempt takes 5 s here."""
+    times, attempts = itertools.count(step=5.0), itertools.count(1)
+
+    def connect(address: tuple[str, int], *, timeout: float) -> socket.socket:
+        del timeout
+        if next(attempts) == 20:
+            raise KeyboardInterrupt
+        raise socket.gaierror(-2, f"{address[0]} is unknown")
+
+    monkeypatch.setattr("socket.create_connection", connect)
+    monkeypatch.setattr("time.monotonic", lambda: next(times))
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(KeyboardInterrupt):
+        connector._connect("job-0.job", 29500, theirs, 2)
+    assert capsys.readouterr().err.splitlines() == [
+        f"dtj: cannot reach replica 0 at job-0.job, port 29500, for {s} s: job-0.job is unknown; trying again"
+        for s in (30, 60)
+    ]
 
 
 @pytest.mark.parametrize(

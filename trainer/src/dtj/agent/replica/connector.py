@@ -5,9 +5,9 @@ agent must continue to read its ranks' output, and it has no threads because it 
 connected socket to the agent through a socket pair.
 """
 
-import contextlib
 import random
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -18,6 +18,8 @@ _LONGEST_PAUSE_S = 5.0
 # Attempts of all agents of a job together. Each resolves the name of replica 0: some ten DNS queries.
 _ATTEMPTS_PER_S = 200.0
 _TIMEOUT_S = 5.0
+# Usually replica 0 is still starting. What else it can be, a wrong address for instance, only the user knows.
+_TELL_AFTER_S = 30.0
 
 
 def pauses(agents: int, *, jitter: Callable[[], float]) -> Iterator[float]:
@@ -56,9 +58,17 @@ class Connector:
 
 
 def _connect(host: str, port: int, results: socket.socket, agents: int) -> None:
+    began, tell_after_s = time.monotonic(), _TELL_AFTER_S
     for pause in pauses(agents, jitter=random.random):
-        with contextlib.suppress(OSError):  # no DNS record yet, nothing listens yet, or an old address
+        try:
             found = socket.create_connection((host, port), timeout=_TIMEOUT_S)
+        except OSError as error:  # no DNS record yet, nothing listens yet, or an old address
+            if (lasts_s := time.monotonic() - began) >= tell_after_s:
+                tell_after_s = 2 * lasts_s
+                why = error.strerror or error
+                where = f"replica 0 at {host}, port {port}"
+                print(f"dtj: cannot reach {where}, for {lasts_s:.0f} s: {why}; trying again", file=sys.stderr)
+            time.sleep(pause)
+        else:
             socket.send_fds(results, [b"."], [found.fileno()])
             return
-        time.sleep(pause)
