@@ -86,6 +86,7 @@ class Agents:
         hello = {
             **{"protocol": PROTOCOL, "uid": "", "attempt": 0, "replica": replica, "restarts": 0},
             **{"incarnation": f"{replica:032}", "isStopping": False, "state": {}, "keeper": None},
+            "processes": PROCESSES,
             "ranks": dict.fromkeys(agent.ranks, known) if generation else {},
         }
         sock.sendall(encode({"hello": hello}))

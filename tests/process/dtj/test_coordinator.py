@@ -38,7 +38,7 @@ class Pod:
 def hello(incarnation: str, **fields: object) -> Message:
     """From the agent of replica 0, or from one that claims to be it."""
     known = {"protocol": PROTOCOL, "uid": "", "attempt": 0, "replica": 0, "restarts": 0}
-    known |= {"isStopping": False, "state": {}, "keeper": None}
+    known |= {"processes": 3, "isStopping": False, "state": {}, "keeper": None}
     known["ranks"] = {rank: RankState(generation=1).to_json() for rank in range(3)}
     return {"hello": known | {"incarnation": incarnation} | fields}
 

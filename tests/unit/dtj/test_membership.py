@@ -88,6 +88,11 @@ def test_job_forms_when_the_last_replica_joins_and_starts_when_the_last_rank_is_
             ("the pods disagree on the job's size: replica 3 of 3", True),
             id="replica beyond the size",
         ),
+        pytest.param(
+            hello(1, processes=2),
+            ("replica 1 has --nproc 2, replica 0 has 1: all need the same", True),
+            id="another number of ranks",
+        ),
     ],
 )
 def test_agent_that_does_not_belong_to_the_job_is_refused(newcomer: Hello, refusal: tuple[str, bool]) -> None:
@@ -318,7 +323,8 @@ def test_new_coordinator_waits_for_replicas_of_the_previous_generation() -> None
 
 def test_new_coordinator_takes_over_the_state_that_agents_remember() -> None:
     found = membership()
-    remembered = CoordinatorState(generation=7, in_place=3, without_progress=1, best_step=40)
+    counts = {"in_place": 3, "without_progress": 1, "best_step": 40}
+    remembered = CoordinatorState(generation=7, startup_s=1500.0, **counts)
     holding = RankState(generation=7, holds=True)
     found.join(hello(1, ranks={1: holding}, state=remembered), NOW)
     found.join(hello(2, ranks={2: holding}, state=replace(remembered, generation=6)), NOW)

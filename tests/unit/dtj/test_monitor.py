@@ -116,6 +116,20 @@ def test_rank_that_does_nothing_is_left_alone_as_long_as_long_steps_take() -> No
     assert watched.logged == [f"no step for {watched.now - 240.0:.0f} s: the stacks of all ranks follow"]
 
 
+def test_rank_that_starts_again_gets_as_long_as_ranks_took_to_start() -> None:
+    """It prepares its data for half an hour before its first step, as it did when the job started."""
+    watched = Watched()
+    watched.monitor.start_generation(range(2), 10.0, generation=2, processes=1)
+    for step in range(11, 21):
+        watched.step(step, 2000.0 + step)
+    watched.monitor.start_generation(range(2), 3000.0, generation=3, processes=1)
+    watched.monitor.observe(0, Heartbeat(3, 20, None), 3000.0)  # it keeps its memory, and waits
+    most_s = watched.monitor.startup_s + 900.0
+    assert 3000.0 + most_s <= watched.run_until(1e6, WAITING, LOOPS) < 3000.0 + most_s + 10 * MIN_LIMIT_S
+    assert watched.ended == [1]
+    assert f"It counts as work until {most_s:.0f} s without a step" in watched.logged[0]
+
+
 def test_rank_at_work_is_left_alone_and_named_in_the_log() -> None:
     """It may evaluate; the others wait for it."""
     watched = Watched()

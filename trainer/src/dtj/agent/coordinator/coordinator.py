@@ -181,6 +181,7 @@ class Coordinator:
         now = time.monotonic()
         before, was_away = self.membership.state.generation, hello.replica in self.membership.away
         actions = self.membership.join(hello, now)
+        self._monitor.startup_s = max(self._monitor.startup_s, self.membership.state.startup_s)
         if was_away and self.membership.is_formed and self.membership.state.generation == before:
             self._log(f"replica {hello.replica} is connected again; its ranks were not affected")
             self._monitor.excuse(now)
@@ -195,6 +196,7 @@ class Coordinator:
             if heartbeat.generation != self.membership.state.generation:
                 continue  # from an earlier generation; a survivor sends it again
             self._monitor.observe(rank, heartbeat, now)
+            self.membership.started_within(self._monitor.startup_s)
             step = heartbeat.step
             if step is None or step == self.steps.get(rank):
                 continue

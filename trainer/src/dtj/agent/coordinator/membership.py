@@ -212,6 +212,11 @@ class Membership:
             self.state = replace(self.state, best_step=max(step, best or 0), unformed=0, without_progress=row)
         return []
 
+    def started_within(self, seconds: float) -> None:
+        """Ranks have taken up to so long from the start of a generation to their first step."""
+        if seconds > self.state.startup_s:
+            self.state = replace(self.state, startup_s=seconds)
+
     def stop(self, incarnation: str, now: float) -> list[Action]:
         """A pod was asked to terminate: it will leave, so its ranks are not restarted, however they end."""
         self.stopping |= {replica for replica, known in self.agents.items() if known == incarnation}
@@ -383,6 +388,10 @@ class Membership:
             return Refuse(hello.incarnation, "a newer pod has replaced it", for_good=True)
         if hello.replica not in range(self.job.most):
             why = f"the pods disagree on the job's size: replica {hello.replica} of {self.job.most}"
+            return Refuse(hello.incarnation, why, for_good=True)
+        if hello.processes != self.job.processes:
+            ours, theirs = self.job.processes, hello.processes
+            why = f"replica {hello.replica} has --nproc {theirs}, replica 0 has {ours}: all need the same"
             return Refuse(hello.incarnation, why, for_good=True)
         return None
 

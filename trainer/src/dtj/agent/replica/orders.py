@@ -87,6 +87,7 @@ class Orders:
             "attempt": self._job.attempt,
             "replica": self._placement.node_rank,
             "incarnation": self._incarnation,
+            "processes": self._job.processes,
             "restarts": self._placement.restarts,
             "isStopping": self.is_stopping,
             "ranks": {rank: known.to_json() for rank, known in self._supervisor.states().items()},

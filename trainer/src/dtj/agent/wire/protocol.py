@@ -9,7 +9,7 @@ from dtj.agent.wire.outcome import Ending
 
 # Version of all messages between the agents of a job, and between its ranks. Increase by one for each
 # incompatible change. Never change the form of a refusal, nor `protocol`, `uid` and `attempt` of a hello.
-PROTOCOL = 8
+PROTOCOL = 9
 # Connecting takes this long only if a rank dies at that moment, or packets are lost.
 CONNECT_S = 20.0
 
@@ -73,6 +73,7 @@ class CoordinatorState:
     """Sent to all agents, so that the next coordinator can continue after replica 0 was replaced.
 
     without_progress  counted restarts in a row since the last progress, those by the operator included
+    startup_s  the longest from the start of a generation to the first step of a rank
     """
 
     generation: int = 0
@@ -82,6 +83,7 @@ class CoordinatorState:
     best_step: int | None = None
     replicas: int | None = None
     shift: int = 0  # from each replica to its buddy, see buddies.py
+    startup_s: float = 0.0
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> "CoordinatorState":
@@ -148,6 +150,7 @@ class Hello:
     """The first message on every connection of an agent.
 
     incarnation  a new id for every agent process
+    processes    its number of ranks
     restarts     of the job before this pod was created: of two pods of a replica, that with more is the newer
     is_stopping  its pod was asked to terminate
     ranks        of its replica, those that were started
@@ -158,6 +161,7 @@ class Hello:
     attempt: int
     replica: int
     incarnation: str
+    processes: int = 1
     restarts: int = 0
     is_stopping: bool = False
     ranks: Mapping[int, RankState] = field(default_factory=dict)
@@ -180,6 +184,7 @@ class Hello:
                 attempt=checked(int, fields["attempt"]),
                 replica=checked(int, fields["replica"]),
                 incarnation=checked(str, fields["incarnation"]),
+                processes=checked(int, fields["processes"]),
                 restarts=checked(int, fields["restarts"]),
                 is_stopping=checked(bool, fields["isStopping"]),
                 ranks=checked(dict[int, RankState], fields["ranks"]),

@@ -89,7 +89,7 @@ class StepTimes:
         known = sorted(self._lengths)
         usual, long = known[(len(known) - 1) // 2], known[max(0, len(known) - 2)]
         self.limit_s = max(MIN_LIMIT_S, usual + min((LIMIT_IN_STEPS - 1) * usual, MOST_ADDED_S))
-        self.long_limit_s = long + min((LIMIT_IN_LONG_STEPS - 1) * long, MOST_ADDED_S)
+        self.long_limit_s = _half_as_long_again(long)
 
 
 @dataclass(kw_only=True)
@@ -101,7 +101,9 @@ class Watchdog:
 
     timeout_s: float | None = None
     ranks: set[int] = field(default_factory=set)  # expected to send heartbeats
+    startup_s: float = 0.0  # the longest from the start of a generation to the first step of a rank
     newest: float = 0.0  # last sign of any rank
+    _began: float = 0.0  # this generation
     _looked_at: float = 0.0  # last judgement in this silence
     _heard_at: dict[int, float] = field(default_factory=dict)
     _steps: dict[int, int] = field(default_factory=dict)
@@ -116,7 +118,7 @@ class Watchdog:
     def start_generation(self, ranks: Iterable[int], now: float) -> None:
         """A generation starts; the known step times stay."""
         self.ranks = set(ranks)
-        self.newest = self._looked_at = now
+        self.newest = self._looked_at = self._began = now
         self._heard_at, self._steps, self._first = {}, {}, {}
         self._starting, self._unknown, self._stopped = set(ranks), set(ranks), set()
         self._pause_ends, self._latest_pause_end = {}, -math.inf
@@ -189,8 +191,13 @@ class Watchdog:
 
     @property
     def long_limit_s(self) -> float:
-        """Seconds of silence up to which ranks that do nothing are left alone, beyond `limit_s`."""
-        return 0.0 if self.timeout_s else self._times.long_limit_s - REPORT_DELAY_S
+        """Seconds of silence up to which ranks are left alone that are not stopped, beyond `limit_s`.
+
+        A rank that starts again imports, downloads and reads as it did when the job started.
+        """
+        long = 0.0 if self.timeout_s else self._times.long_limit_s - REPORT_DELAY_S
+        has_newcomer = len(self._first) < len(self.ranks)
+        return max(long, _half_as_long_again(self.startup_s)) if has_newcomer else long
 
     @property
     def due(self) -> Due | None:
@@ -232,9 +239,15 @@ class Watchdog:
 
     def _observe_step(self, rank: int, step: int, now: float) -> None:
         before, first = self._steps.get(rank), self._first.setdefault(rank, step)
+        if before is None:
+            self.startup_s = max(self.startup_s, now - self._began)
         # The first interval of a generation is not a step time: it includes the rendezvous.
         if before is not None and step > before > first and rank not in self._pause_ends:
             self._times.observe(step, (now - self._heard_at[rank]) / (step - before))
         self._steps[rank] = step
         if step - first >= _STARTUP_STEPS:
             self._starting.discard(rank)
+
+
+def _half_as_long_again(seconds: float) -> float:
+    return seconds + min((LIMIT_IN_LONG_STEPS - 1) * seconds, MOST_ADDED_S)

@@ -87,6 +87,15 @@ class Monitor:
             return None
         return {"rank": named.rank, "replica": named.rank // self._processes, "ratio": round(named.ratio, 2)}
 
+    @property
+    def startup_s(self) -> float:
+        """The longest from the start of a generation to the first step of a rank."""
+        return self._watchdog.startup_s
+
+    @startup_s.setter
+    def startup_s(self, seconds: float) -> None:
+        self._watchdog.startup_s = seconds
+
     def start_generation(self, ranks: range, now: float, *, generation: int, processes: int) -> None:
         """A generation starts; processes: ranks per replica."""
         self._ranks, self._generation, self._processes = ranks, generation, processes
@@ -202,6 +211,7 @@ class Monitor:
         self._say_again_at = 2 * silent_s
         waits = "; the other ranks wait for it" if len(probes) > len(verdict.culprits) else ""
         most_s = self._watchdog.since - self._watchdog.newest + verdict.patience * self._working_s
+        most_s = max(most_s, self._watchdog.long_limit_s)
         self._log(
             f"no step for {silent_s:.0f} s: {describe(rank, probes[rank])}{waits}. It counts as work until "
             f"{most_s:.0f} s without a step (spec.hang.workingSeconds, {contract.HANG_WORKING_SECONDS})"
