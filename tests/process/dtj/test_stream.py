@@ -1,5 +1,6 @@
 """Datasets that can only be read in order: each sample once per epoch, even if the world size changes."""
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -69,9 +70,10 @@ def test_stream_that_differs_from_the_saved_one_is_refused(
     n: int, state: dict[str, int], message: str, workers: int
 ) -> None:
     def resume() -> None:
-        f = feed(data=Stream(n), workers=workers)
-        f.load_state_dict(state)
-        f.batch()
+        # Closed: torch remembers the pids of ended workers until then, and may take others for them.
+        with contextlib.closing(feed(data=Stream(n), workers=workers)) as f:
+            f.load_state_dict(state)
+            f.batch()
 
     with pytest.raises(RecipeError, match=message):
         resume()
