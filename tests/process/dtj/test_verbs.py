@@ -172,3 +172,54 @@ def test_one_rank_alone_may_log_and_ask_for_a_line(finish: Callable[..., Finishe
     ended = finish("run", "--nproc", 2, script)
     assert ended.code == 0, ended.err
     assert ended.out.count("only 7.0000") >= 6
+
+
+THAWING = """
+import sys
+import torch
+import dtj
+
+run = dtj.init(seed=0)
+layers = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
+layers[0].requires_grad_(False)
+model = run.parallel(layers)
+opt = torch.optim.SGD(model.parameters(), 0.1)
+used = run.unwrap(model) if "unwrapped" in sys.argv else model
+data = run.data(torch.randn(12, 2), global_batch=4)
+run.state(model=model, opt=opt, data=data)
+for batch in run.steps(6):
+    layers[0].requires_grad_(run.step >= 2)
+    layers[1].requires_grad_(run.step < 4)
+    run.backward(lambda mb: (used(mb) - 1).square().mean(), batch)
+    opt.step()
+    opt.zero_grad()
+print("weights", [round(float(p.detach().sum()), 5) for p in model.parameters()])
+"""
+
+
+def test_layers_may_be_frozen_and_unfrozen_between_steps(
+    finish: Callable[..., Finished], tmp_path: Path
+) -> None:
+    """DDP as torch has it averages the gradients of those layers that were trained when it was made."""
+    script = tmp_path / "script.py"
+    script.write_text(THAWING)
+    runs = [finish("run", "--nproc", n, "--micro-batch", 1, script) for n in (1, 2)]
+    assert [ended.code for ended in runs] == [0, 0], runs[1].err
+    found = [
+        line.partition("weights ")[2]
+        for ended in runs
+        for line in ended.out.splitlines()
+        if "weights" in line
+    ]
+    assert (len(found), len(set(found))) == (3, 1)
+
+
+def test_model_that_is_not_called_through_its_wrapper_is_refused(
+    finish: Callable[..., Finished], tmp_path: Path
+) -> None:
+    """Each rank would train alone."""
+    script = tmp_path / "script.py"
+    script.write_text(THAWING)
+    ended = finish("run", "--nproc", 2, script, "unwrapped")
+    assert ended.code == 78, ended.err
+    assert "run.backward got a loss of a model that was not called since the last one" in ended.err

@@ -9,14 +9,16 @@ from torch import nn
 
 from dtj.errors import RecipeError
 from dtj.models.gpt import GPT, Shape
-from dtj.parallel import compress, zero
-from dtj.parallel.average import buckets
+from dtj.parallel import compress, parallelize, zero
+from dtj.parallel.average import average_gradients, buckets
 from dtj.parallel.fsdp import FullyShard
 from dtj.parallel.layout import lay_out
+from dtj.parallel.local_sgd import LocalSGD
 from dtj.parallel.pipeline import Pipeline
 from dtj.parallel.select import select
 from dtj.parallel.stages import split_evenly
-from dtj.parallel.strategy import blocks
+from dtj.parallel.stale import Stale
+from dtj.parallel.strategy import Strategy, blocks
 from dtj.parallel.tensor import TensorParallel
 from dtj.parallel.zero import assign_owners
 from dtj.ranks.world import World
@@ -32,9 +34,10 @@ def grid(strategy: str, mesh: str) -> Any:
 class Planned(nn.Sequential):
     """One layer with any tensor_plan."""
 
-    def __init__(self, plan: dict[str, str]) -> None:
+    def __init__(self, plan: dict[str, str], *, tied: bool = False) -> None:
         super().__init__(nn.Linear(8, 8))
         self.plan = plan
+        self.tied = self[0].weight if tied else None
 
     def tensor_plan(self, _ranks: int) -> dict[str, str]:
         return self.plan
@@ -81,6 +84,12 @@ CPU = torch.device("cpu")
             Planned({"1": "rows"}),
             "no weight at 1: .*'?1'?",
             id="no such module",
+        ),
+        pytest.param(
+            TensorParallel(grid("tp", ""), CPU),
+            Planned({"0": "columns"}, tied=True),
+            r"tensor_plan\(\) of Planned names 0, whose weight is a tied one",
+            id="a tied weight",
         ),
         pytest.param(
             TensorParallel(grid("tp", ""), CPU),
@@ -158,6 +167,90 @@ def test_blocks_of_a_model() -> None:
     chain = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     assert blocks(chain) == [chain[0]]
     assert blocks(nn.Linear(2, 2)) == []
+    shared = nn.Linear(2, 2)
+    assert blocks(nn.ModuleList([shared, shared])) == [shared]  # fully_shard takes a module only once
+
+
+def test_gradients_of_what_a_rank_left_out_count_as_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a layer that is skipped at random; the stand-in for a collective adds those of another rank."""
+    here, there, nowhere = (nn.Parameter(torch.zeros(1)) for _ in range(3))
+    here.grad = torch.tensor([2.0])
+
+    def all_reduce(mine: torch.Tensor, **_: Any) -> Any:
+        mine += torch.tensor([0, 1, 0] if mine.dtype == torch.uint8 else [0.0, 3.0, 0.0]).to(mine)
+        return SimpleNamespace(wait=lambda: None)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda _: 2)
+    average_gradients([here, there, nowhere], None)
+    assert [p.grad and p.grad.item() for p in (here, there, nowhere)] == [1.0, 3.0, None]
+
+
+def test_stale_gradients_of_two_passes_in_a_step_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pass would get the gradients that the other one left for later."""
+    strategy = Stale(grid("ddp", ""), CPU, delay=1)
+    monkeypatch.setattr(strategy, "_exchange", lambda: None)
+    strategy.end_backward()
+    strategy.after_step(1)
+    strategy.end_backward()
+    with pytest.raises(RecipeError, match=r"run.backward was called twice in a step: --sync stale"):
+        strategy.end_backward()
+
+
+@pytest.mark.parametrize("frozen", ["0", "1"])
+def test_sync_refuses_layers_that_were_frozen_or_unfrozen(frozen: str) -> None:
+    strategy = LocalSGD(grid("ddp", ""), CPU, every=2)
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1).requires_grad_(requires_grad=False))
+    strategy.parameters = list(model.parameters())
+    strategy.weights = list(model[0].parameters())
+    strategy.start(0, 9)
+    strategy.after_step(1)
+    model.get_submodule(frozen).requires_grad_(requires_grad=frozen == "1")
+    with pytest.raises(RecipeError, match=r"a layer was frozen or unfrozen after run.parallel"):
+        strategy.after_step(3)
+
+
+class Shards(Strategy):
+    """Replaces the parameters, as strategies do that shard them."""
+
+    def wrap(self, model: nn.Module, **_: Any) -> nn.Module:
+        model.weight = nn.Parameter(model.get_parameter("weight").detach()[:1])
+        return model
+
+
+def test_optimizer_of_parameters_that_are_not_trained_is_found() -> None:
+    strategy, model = Shards(grid("ddp", ""), CPU), nn.Linear(2, 2, bias=False)
+    early = torch.optim.SGD(model.parameters())
+    strategy.add(model, is_healing=False)
+    with pytest.raises(RecipeError, match=r"the optimizer early was created before run.parallel"):
+        strategy.check_optimizer("early", early)
+    own = nn.Parameter(torch.ones(3))
+    assert strategy.check_optimizer("opt", torch.optim.SGD(model.parameters())) == ""
+    warning = strategy.check_optimizer("opt", torch.optim.SGD([*model.parameters(), own]))
+    assert r"a parameter that no model of run.parallel has (1, the first of shape (3,))" in warning
+    strategy = Shards(lay_out("none", "", World()), CPU)  # one rank averages nothing
+    assert strategy.check_optimizer("opt", torch.optim.SGD([own])) == ""
+
+
+def test_models_that_share_a_parameter_are_refused() -> None:
+    strategy, layer = Strategy(grid("ddp", ""), CPU), nn.Linear(1, 1)
+    strategy.add(nn.Sequential(layer), is_healing=False)
+    with pytest.raises(RecipeError, match=r"a model that shares 1.weight with an earlier one"):
+        strategy.add(nn.Sequential(nn.Linear(1, 1), layer), is_healing=False)
+
+
+def test_layers_that_change_their_buffers_do_so_once_a_step_if_they_are_recomputed() -> None:
+    def trained(*, recomputes: bool) -> tuple[dict[str, torch.Tensor], list[torch.Tensor | None]]:
+        torch.manual_seed(0)
+        block = nn.Sequential(nn.BatchNorm1d(4), nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)))
+        model = nn.Sequential(block, nn.Linear(4, 1))
+        if recomputes:
+            parallelize.recompute(model, [block])
+        for _ in range(2):
+            model(torch.randn(8, 4)).square().mean().backward()
+        return model.state_dict(), [p.grad for p in model.parameters()]
+
+    torch.testing.assert_close(trained(recomputes=True), trained(recomputes=False), rtol=0, atol=0)
 
 
 def test_buckets_hold_all_tensors_and_never_mix_types() -> None:

@@ -264,6 +264,11 @@ class Run:
                 for name, part in parts.items()
             }
         )
+        for name, part in parts.items():
+            if isinstance(part, torch.optim.Optimizer) and (
+                warning := self._strategy.check_optimizer(name, part)
+            ):
+                self.say(warning)
         if any(isinstance(part, torch.optim.LBFGS) for part in parts.values()):
             # How often it calls its closure, and so the verbs in it, depends on losses that a newcomer lacks.
             self._recovery.give_up_healing()

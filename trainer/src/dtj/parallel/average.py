@@ -4,6 +4,9 @@ from collections.abc import Iterable, Iterator
 
 import torch
 import torch.distributed as dist
+from torch import nn
+
+from dtj.parallel.strategy import local_part
 
 # Large enough that latency does not matter, small enough to cost little memory beside the model.
 _BUCKET_BYTES = 32 * 2**20
@@ -20,6 +23,29 @@ def average(tensors: Iterable[torch.Tensor], group: "dist.ProcessGroup | None") 
     for bucket, flat, work in pending:
         work.wait()
         unflatten(flat, bucket)
+
+
+@torch.no_grad()
+def average_gradients(parameters: Iterable[nn.Parameter], group: "dist.ProcessGroup | None") -> None:
+    """Replace the gradient of each parameter by its mean over the group.
+
+    A rank may leave parameters out, for example in a branch that depends on its samples: they count as zero
+    there. Those that no rank used have no gradient afterwards either.
+    """
+    trained = [p for p in parameters if p.requires_grad]
+    missing = [p for p in trained if p.grad is None]
+    if not trained:
+        return
+    used = torch.tensor([p.grad is not None for p in trained], dtype=torch.uint8, device=trained[0].device)
+    agreed = dist.all_reduce(used, op=dist.ReduceOp.MAX, group=group, async_op=True)
+    for parameter in missing:
+        parameter.grad = torch.zeros_like(parameter)
+    average((local_part(p.grad) for p in trained), group)
+    agreed.wait()
+    if missing:  # all others need not wait for the device
+        for parameter, is_used in zip(trained, used.tolist(), strict=True):
+            if not is_used:
+                parameter.grad = None
 
 
 def unflatten(flat: torch.Tensor, tensors: list[torch.Tensor]) -> None:

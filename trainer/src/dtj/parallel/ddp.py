@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from dtj.errors import RecipeError
 from dtj.parallel.layout import Layout
 from dtj.parallel.strategy import Strategy, check_trainable, is_on_several_devices, move_to_device
 
@@ -43,17 +44,28 @@ class DataParallel(Strategy):
         """The model in DDP: with rank 0's weights, and gradients that are averaged over all ranks."""
         check_trainable(model)
         model = move_to_device(model, self.device)
-        wrapped = RebuildableDDP(model, device=self.device, init_sync=not is_healing, **self.ddp_options)
-        if self._hook:
-            wrapped.register_comm_hook(None, self._hook.average)
-        return wrapped
+        return RebuildableDDP(
+            model, device=self.device, hook=self._hook, init_sync=not is_healing, **self.ddp_options
+        )
 
     def rebuild(self) -> None:
         for model in self.models:
             if isinstance(model, RebuildableDDP):
                 model.rebuild()
-                if self._hook:
-                    model.register_comm_hook(None, self._hook.average)
+
+    def end_backward(self) -> None:
+        """RecipeError if no model was called through DDP, which then averages nothing."""
+        called = [model.calls for model in self.models if isinstance(model, RebuildableDDP)]
+        if not any(called) and any(p.grad is not None for p in self.parameters):
+            raise RecipeError(
+                "run.backward got a loss of a model that was not called since the last one, so its gradients "
+                "would not be averaged over the ranks",
+                fix="call what run.parallel returned, not a method of run.unwrap(model): forward can choose "
+                "between methods by an argument",
+            )
+        for model in self.models:
+            if isinstance(model, RebuildableDDP):
+                model.calls = 0
 
     @contextlib.contextmanager
     def without_sync(self) -> Iterator[None]:
@@ -89,10 +101,22 @@ class DataParallel(Strategy):
 
 
 class RebuildableDDP(DistributedDataParallel):
-    """DDP that can switch to a new process group in place, so that references to it stay valid."""
+    """DDP that can switch to a new process group in place, so that references to it stay valid.
 
-    def __init__(self, module: nn.Module, *, device: torch.device, init_sync: bool, **options: Any) -> None:
-        """options: further arguments of DistributedDataParallel."""
+    It also follows layers that are frozen or unfrozen after it was made.
+    calls  of forward with gradients since the last backward
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        device: torch.device,
+        init_sync: bool,
+        hook: Hook | None = None,
+        **options: Any,
+    ) -> None:
+        """hook: averages a bucket of gradients. options: further arguments of DistributedDataParallel."""
         arguments = {_BUFFERS if name == "forward_sync_buffers" else name: v for name, v in options.items()}
         # Gradients are views of the buckets: this saves the memory of one copy of all gradients, and copying.
         is_whole = device.index is not None and not is_on_several_devices(module)
@@ -103,11 +127,28 @@ class RebuildableDDP(DistributedDataParallel):
             init_sync=init_sync,
             **arguments,
         )
-        self._own_device, self._options = device, options
+        if hook:
+            self.register_comm_hook(None, hook.average)
+        self.calls = 0
+        self._how = {"device": device, "hook": hook} | options
+        self._all = list(module.parameters())
+        self._trained = [p.requires_grad for p in self._all]
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """The module's forward; gradients of its backward are averaged."""
+        if torch.is_grad_enabled():
+            self.calls += 1
+            trained = [p.requires_grad for p in self._all]
+            if trained != self._trained and any(trained):
+                syncs = self.require_backward_grad_sync
+                self.rebuild()
+                self.require_backward_grad_sync = syncs
+        return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
 
     def rebuild(self) -> None:
         """Use the current default group from now on. No communication; weights stay as they are."""
-        module, device, options, is_training = self.module, self._own_device, self._options, self.training
+        module, how, is_training, calls = self.module, self._how, self.training, self.calls
         del self.reducer  # takes its hooks off the parameters
-        self.__init__(module, device=device, init_sync=False, **options)  # type: ignore[misc]
+        self.__init__(module, init_sync=False, **how)  # type: ignore[misc]
+        self.calls = calls
         self.train(is_training)  # type: ignore[no-untyped-call]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dtj.parallel.average import average
+from dtj.parallel.average import average, average_gradients
 from dtj.parallel.layout import Layout
 from dtj.parallel.strategy import Replicated
 
@@ -43,7 +43,7 @@ class LocalSGD(Replicated):
 
     def end_backward(self) -> None:
         if self._is_synchronous():
-            average((p.grad for p in self.weights if p.grad is not None), None)
+            average_gradients(self.weights, None)
 
     def after_step(self, step: int, *, force: bool = False) -> None:
         if self._is_synchronous():

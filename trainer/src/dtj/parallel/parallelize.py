@@ -6,7 +6,7 @@ Recomputation and compilation change it in place: names, parameters and checkpoi
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -51,6 +51,8 @@ def recompute(model: nn.Module, layers: Iterable[nn.Module]) -> None:
 
     Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016): a third more computation, activations
     of one block at a time. The second forward draws the same random numbers (dropout).
+    A layer may change its buffers (batch norm, spectral norm): the second forward changes copies of them
+    that were made before the first one.
     A model of transformers keeps the keys and values of each forward for the generation of text. The second
     forward would add its own to them, so `config.use_cache` becomes False.
     """
@@ -59,13 +61,50 @@ def recompute(model: nn.Module, layers: Iterable[nn.Module]) -> None:
         if getattr(config, "use_cache", False):
             config.use_cache = False
     for block in layers:
-        block.forward = partial(_checkpointed, block.forward)
+        owners = [
+            module for module in block.modules() if any(_may_change(b) for b in module._buffers.values())
+        ]
+        block.forward = partial(_checkpointed, block.forward, owners)
 
 
-def _checkpointed(forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
-    if flops.active is None:
+def _checkpointed(forward: Callable[..., Any], owners: list[nn.Module], *inputs: Any, **named: Any) -> Any:
+    """owners: modules of the block that have buffers which their forward may change."""
+    is_plain = torch.compiler.is_compiling() or (not owners and flops.active is None)
+    if is_plain or not torch.is_grad_enabled():
         return checkpoint(forward, *inputs, use_reentrant=False, **named)
-    return checkpoint(forward, *inputs, use_reentrant=False, context_fn=flops.active.contexts, **named)
+    copies = [
+        {name: b.clone() for name, b in module._buffers.items() if b is not None and _may_change(b)}
+        for module in owners
+    ]
+
+    def contexts() -> tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]:
+        first, second = flops.active.contexts() if flops.active else 2 * (contextlib.nullcontext(),)
+        return first, _with_buffers(owners, copies, second)
+
+    return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts, **named)
+
+
+def _may_change(buffer: torch.Tensor | None) -> bool:
+    """A mask never changes, and may be large."""
+    return buffer is not None and buffer.dtype is not torch.bool
+
+
+@contextlib.contextmanager
+def _with_buffers(
+    modules: list[nn.Module],
+    buffers: list[dict[str, torch.Tensor]],
+    also: contextlib.AbstractContextManager[Any],
+) -> Iterator[None]:
+    """Context in which the modules have other buffers."""
+    own = [dict(module._buffers) for module in modules]
+    for module, others in zip(modules, buffers, strict=True):
+        module._buffers.update(others)
+    try:
+        with also:
+            yield
+    finally:
+        for module, found in zip(modules, own, strict=True):
+            module._buffers.update(found)
 
 
 def compile_in_place(layers: Iterable[nn.Module], device: torch.device) -> None:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dtj.errors import RecipeError
-from dtj.parallel.average import average
+from dtj.parallel.average import average_gradients
 from dtj.parallel.layout import Layout
 from dtj.parallel.stages import keep_own, split_into_stages, users_of
 from dtj.parallel.strategy import Strategy, WeightedLoss, broadcast_weights, check_trainable, make_mesh
@@ -180,7 +180,7 @@ class Pipeline(Strategy):
             if weight.grad is not None:
                 dist.all_reduce(weight.grad, group=group)
         if self._data_group is not None:
-            average((p.grad for p in self._own if p.grad is not None), self._data_group)
+            average_gradients(self._own, self._data_group)
 
     def _tie(self, users: dict[nn.Parameter, set[int]]) -> list[tuple[nn.Parameter, Any]]:
         """Weights that several stages use, with the group of those stages. Every rank creates every group."""

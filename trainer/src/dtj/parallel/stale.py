@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dtj.errors import RecipeError
 from dtj.parallel.average import unflatten
 from dtj.parallel.layout import Layout
 from dtj.parallel.strategy import Replicated
@@ -31,6 +32,7 @@ class Stale(Replicated):
         self.max_steps_ahead = delay
         self.extra = self
         self._pending: deque[tuple[torch.Tensor, Any]] = deque()
+        self._exchanged_in = -1  # the last step with an exchange
 
     @torch.no_grad()
     def _exchange(self) -> None:
@@ -46,6 +48,13 @@ class Stale(Replicated):
         unflatten(mean, [_gradient(p) for p in self.weights])
 
     def end_backward(self) -> None:
+        if self._exchanged_in == self.step:
+            raise RecipeError(
+                "run.backward was called twice in a step: with --sync stale each optimizer would get the "
+                "gradients of the other pass",
+                fix="add up the losses for one call, or use --parallel ddp without --sync stale",
+            )
+        self._exchanged_in = self.step
         self._exchange()
 
     def state_dict(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ wrap -> for each step: accumulate (forward and backward of all micro-batches), e
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -61,12 +62,22 @@ class Strategy:
         self.models: list[nn.Module] = []
         self.parameters: list[nn.Parameter] = []
         self.buffers: list[torch.Tensor] = []
+        self._replaced: WeakValueDictionary[int, nn.Parameter] = WeakValueDictionary()  # by their shards
         self.step = 0
         self.total_steps = 0
         self.autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
     def add(self, model: nn.Module, *, is_healing: bool, load: LoadWeights | None = None) -> nn.Module:
-        """Wrap a model and add it to the trained ones; `load` gives it weights from a file."""
+        """Wrap a model and add it to the trained ones; `load` gives it weights from a file.
+
+        RecipeError if it shares a parameter with one of those, whose gradient would be averaged twice.
+        """
+        before, known = list(model.parameters()), set(self.parameters)
+        if shared := next((name for name, p in model.named_parameters() if p in known), None):
+            raise RecipeError(
+                f"run.parallel got a model that shares {shared} with an earlier one",
+                fix="pass one module that holds both, and calls them in its forward",
+            )
         if load and not self.loads_shards:
             load(model, torch.device("cpu"))
         self.tied[model] = _tied(model)
@@ -75,8 +86,32 @@ class Strategy:
             load(wrapped, self.device)
         self.models.append(wrapped)
         self.parameters += wrapped.parameters()
+        present = set(wrapped.parameters())
+        self._replaced.update({id(p): p for p in before if p not in present})
         self.buffers += wrapped.buffers()
         return wrapped
+
+    def check_optimizer(self, name: str, optimizer: torch.optim.Optimizer) -> str:
+        """RecipeError if it has parameters of a model as it was before `add`, which are not trained any more.
+
+        Returns a warning if it has others whose gradients are not averaged over the ranks, else "".
+        """
+        trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        if any(self._replaced.get(id(p)) is p for p in trained):
+            raise RecipeError(
+                f"the optimizer {name} was created before run.parallel, which has replaced the parameters by "
+                "their shards: it would train nothing",
+                fix="create it afterwards, from the parameters of the model that run.parallel returned",
+            )
+        known = set(self.parameters)
+        others = [tuple(p.shape) for p in trained if p not in known]
+        if not others or self.layout.data_size == 1:
+            return ""
+        return (
+            f"the optimizer {name} trains a parameter that no model of run.parallel has "
+            f"({len(others)}, the first of shape {others[0]}): their gradients are not averaged over ranks\n"
+            "  fix: make it a parameter of such a model, before run.parallel and the optimizer"
+        )
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         """The model as it is trained, on the device.
@@ -175,6 +210,12 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
+def local_part(whole: Any) -> torch.Tensor:
+    """This rank's shard of a weight or gradient; the whole tensor if it is not sharded."""
+    local: torch.Tensor = whole.to_local() if hasattr(whole, "to_local") else whole
+    return local
+
+
 def move_to_device(model: nn.Module, device: torch.device) -> nn.Module:
     """The model on the device; a model that is on several devices already stays where it is."""
     return model if is_on_several_devices(model) else model.to(device)
@@ -214,6 +255,16 @@ class Replicated(Strategy):
         self.weights += [p for p in model.parameters() if p.requires_grad]
         return model
 
+    def after_step(self, step: int, *, force: bool = False) -> None:
+        """RecipeError if layers were frozen or unfrozen since `wrap`."""
+        super().after_step(step, force=force)
+        trained = sum(p.requires_grad for p in self.parameters)
+        if trained != len(self.weights) or not all(p.requires_grad for p in self.weights):
+            raise RecipeError(
+                "a layer was frozen or unfrozen after run.parallel, which --sync does not follow",
+                fix="do it before run.parallel, or leave --sync out",
+            )
+
 
 def make_mesh(layout: Layout, device: torch.device) -> "DeviceMesh":
     """Return a mesh with the axes of the layout, and a process group for each."""
@@ -242,7 +293,7 @@ def broadcast_weights(model: nn.Module, device: torch.device) -> None:
 def blocks(model: nn.Module) -> list[nn.Module]:
     """The repeated layers of a model: members of its outermost ModuleLists and Sequentials, if it has any.
 
-    Only members with parameters.
+    Only members with parameters. A member that is there several times, to share its weights, counts once.
     """
     found: list[nn.Module] = []
 
@@ -254,9 +305,10 @@ def blocks(model: nn.Module) -> list[nn.Module]:
                 walk(child)
 
     if isinstance(model, nn.ModuleList | nn.Sequential):
-        return [c for c in model if any(True for _ in c.parameters())]
-    walk(model)
-    return found
+        found = [c for c in model if any(True for _ in c.parameters())]
+    else:
+        walk(model)
+    return list(dict.fromkeys(found))
 
 
 def check_trainable(model: nn.Module) -> None:
@@ -273,7 +325,7 @@ def check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise RecipeError(
             f"run.parallel got a {type(model).__name__}, expected a module or a function that builds one",
-            fix="pass each model on its own, or all in one torch.nn.ModuleDict",
+            fix="pass each model on its own, or one module that holds all and calls them in its forward",
         )
     if hasattr(model, "_orig_mod"):
         raise RecipeError(

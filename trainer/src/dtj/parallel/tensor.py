@@ -9,13 +9,14 @@ All other parameters are replicated. With ddp as a second axis, gradients are av
 With fsdp as a second axis, its ranks divide among them what a rank of tp would hold.
 """
 
+from collections import Counter
 from typing import Any
 
 import torch
 from torch import nn
 
 from dtj.errors import RecipeError
-from dtj.parallel.average import average
+from dtj.parallel.average import average_gradients
 from dtj.parallel.fsdp import shard
 from dtj.parallel.layout import Layout
 from dtj.parallel.strategy import Strategy, blocks, broadcast_weights, check_trainable, make_mesh
@@ -44,8 +45,7 @@ class TensorParallel(Strategy):
 
     def end_backward(self) -> None:
         if self.layout.size("ddp") > 1:
-            gradients = (p.grad for p in self.parameters if p.grad is not None)
-            average((g.to_local() for g in gradients), self._mesh["ddp"].get_group())  # type: ignore[attr-defined]
+            average_gradients(self.parameters, self._mesh["ddp"].get_group())
 
     def _plan(self, model: nn.Module) -> dict[str, Any]:
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel  # noqa: PLC0415
@@ -58,6 +58,7 @@ class TensorParallel(Strategy):
             )
         ranks = self.layout.size("tp")
         words: dict[str, str] = model.tensor_plan(ranks)  # type: ignore[operator]
+        names = Counter(p for _, p in model.named_parameters(remove_duplicate=False))
         for path, word in words.items():
             if word not in {"columns", "rows"}:
                 raise RecipeError(
@@ -71,6 +72,11 @@ class TensorParallel(Strategy):
                     f"tensor_plan() of {type(model).__name__}: no weight at {path}: {error}",
                     fix="name modules of the model that have a weight",
                 ) from error
+            if names[weight] > 1:
+                raise RecipeError(
+                    f"tensor_plan() of {type(model).__name__} names {path}, whose weight is a tied one",
+                    fix="leave it out of the plan: sharding it would untie them",
+                )
             size = weight.shape[0 if word == "columns" else 1]
             if size % ranks:
                 raise RecipeError(

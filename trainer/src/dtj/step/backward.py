@@ -20,8 +20,8 @@ import torch.distributed as dist
 from dtj.data.feed import Batch
 from dtj.data.splitter import MicroBatch
 from dtj.errors import RecipeError
-from dtj.parallel.strategy import Strategy
-from dtj.step.precision import Precision, local_part, true_on_all_ranks
+from dtj.parallel.strategy import Strategy, local_part
+from dtj.step.precision import Precision, true_on_all_ranks
 
 Count = torch.Tensor | int
 _NO_INDICES = np.empty(0, dtype=np.int64)

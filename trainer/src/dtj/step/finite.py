@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import nn
 
 from dtj.errors import DtjError
+from dtj.parallel.strategy import local_part
 from dtj.ranks import exchange
-from dtj.step.precision import local_part
 
 _NEVER = 2**62
 

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dtj.parallel.strategy import local_part
+
 _TYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Micikevicius et al., "Mixed Precision Training" (2018), with the constants of torch's GradScaler.
 _FIRST_SCALE, _GROWTH, _BACKOFF, _GROW_EVERY = 2.0**16, 2.0, 0.5, 2000
@@ -88,9 +90,3 @@ def true_on_all_ranks(mine: torch.Tensor) -> bool:
     if dist.is_initialized():
         dist.all_reduce(worst, op=dist.ReduceOp.MIN)
     return bool(worst)
-
-
-def local_part(whole: Any) -> torch.Tensor:
-    """This rank's shard of a weight or gradient; the whole tensor if it is not sharded."""
-    local: torch.Tensor = whole.to_local() if hasattr(whole, "to_local") else whole
-    return local
