@@ -376,3 +376,33 @@ def test_input_output_error_is_not_treated_as_damage(
     ) as raised:
         found(tmp_path)
     assert "remove it to resume from the checkpoint before it" in raised.value.fix
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param(
+            lambda model: torch.optim.SGD(model.parameters(), momentum=0.9),
+            "opt does not fit the checkpoint of step 3: it is that of another kind of optimizer",
+            id="another kind",
+        ),
+        pytest.param(
+            lambda model: torch.optim.Adam([model.weight]),
+            "opt does not fit the checkpoint of step 3: .*doesn't match the size",
+            id="fewer parameters",
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_state_of_another_optimizer_is_refused(change: Any, message: str, is_sharded: bool) -> None:
+    model = nn.Linear(2, 2)
+    opt = torch.optim.Adam(model.parameters())
+    model(torch.ones(2)).sum().backward()
+    opt.step()
+    strategy = Strategy(Layout(strategy="none", sizes={}, rank=0), torch.device("cpu"))
+    state = {"step": 3, "parts": {"opt": opt.state_dict()}}
+    strategy.replicated = not is_sharded
+    parts = Parts(strategy)
+    parts.register({"opt": change(model)})
+    with pytest.raises(RecipeError, match=message):
+        parts.load(state, None)

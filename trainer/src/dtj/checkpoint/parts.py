@@ -110,6 +110,7 @@ class Parts:
         for name, part in wanted.items():
             try:
                 part.load_state_dict(found[name])
+                _check_kind(part)
             except (RuntimeError, ValueError, KeyError) as error:
                 raise RecipeError(
                     f"{name} does not fit the checkpoint of step {state['step']}: {str(error).strip()}",
@@ -176,6 +177,14 @@ class Parts:
         else:
             found = sharded.load_tensors(whole, shards, plan)
         return found
+
+
+def _check_kind(part: Stateful) -> None:
+    """ValueError if the state was that of an optimizer of another kind; torch would only fail in its step."""
+    if isinstance(part, torch.optim.Optimizer):
+        for lacks in (sorted(part.defaults.keys() - group.keys()) for group in part.param_groups):
+            if lacks:
+                raise ValueError(f"it is that of another kind of optimizer, without {', '.join(lacks)}")
 
 
 def _copied(state: Any, earlier: Any) -> Any:

@@ -107,11 +107,14 @@ class LoadPlan:
         return self._tensors.get(key) if parameter is None else parameter.detach()
 
     def _parameter_of(self, key: str) -> nn.Parameter | None:
-        """The parameter whose optimizer state `key` is; None if `key` is anything else."""
+        """The parameter whose optimizer state `key` is; None if `key` is anything else.
+
+        Also if the optimizer has fewer parameters than it had: it says so itself when it loads the state.
+        """
         match key.split("/"):
             case [name, "state", number, *_] if name in self._parameters and number.isdecimal():
-                found: nn.Parameter = self._parameters[name][int(number)]
-                return found
+                parameters: list[nn.Parameter] = self._parameters[name]
+                return parameters[int(number)] if int(number) < len(parameters) else None
         return None
 
 
