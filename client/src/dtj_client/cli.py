@@ -276,7 +276,7 @@ def events(kubectl: Kubectl, name: str | None) -> None:
 @click.pass_obj
 def suspend(kubectl: Kubectl, name: str) -> None:
     """Stop the pods, which save a checkpoint if the program can; the job stays."""
-    Job(name, kubectl).suspend()
+    _unfinished(kubectl, name).suspend()
     click.echo(f"{name}: suspended")
 
 
@@ -286,7 +286,7 @@ def suspend(kubectl: Kubectl, name: str) -> None:
 @click.pass_obj
 def resume(kubectl: Kubectl, name: str) -> None:
     """Start the pods of a suspended job."""
-    Job(name, kubectl).resume()
+    _unfinished(kubectl, name).resume()
     click.echo(f"{name}: resumed")
 
 
@@ -297,7 +297,7 @@ def resume(kubectl: Kubectl, name: str) -> None:
 @click.pass_obj
 def scale(kubectl: Kubectl, name: str, replicas: int) -> None:
     """Change the number of replicas of an elastic job."""
-    Job(name, kubectl).scale(replicas)
+    _unfinished(kubectl, name).scale(replicas)
     click.echo(f"{name}: asked for {replicas} replicas")
 
 
@@ -332,6 +332,14 @@ def delete(kubectl: Kubectl, name: str, yes: bool) -> None:
     _confirm(job, yes, "delete")
     job.delete()
     click.echo(f"{name}: deleted")
+
+
+def _unfinished(kubectl: Kubectl, name: str) -> Job:
+    """The job. Raises ClientError if it has finished: the API server takes a change that has no effect."""
+    job = Job(name, kubectl)
+    if (phase := job.phase) in FINAL:
+        raise ClientError(f"{name} has {phase.lower()}", "submit it again as a new job")
+    return job
 
 
 def _confirm(job: Job, yes: bool, verb: str) -> None:

@@ -157,6 +157,21 @@ def _shared_memory(kubectl: Kubectl) -> Finding:
     return Finding(Result.GOOD, text)
 
 
+def _outgoing(kubectl: Kubectl) -> Finding:
+    """A policy for all pods may deny what those of a job need; others may allow it: a hint only."""
+    found: list[Json] = json.loads(kubectl.run("get", "networkpolicies", "-o", "json"))["items"]
+    restricting = [
+        each["metadata"]["name"]
+        for each in found
+        if "Egress" in (each["spec"].get("policyTypes") or ()) and not each["spec"].get("podSelector")
+    ]
+    if restricting:
+        text = f"outgoing connections: {', '.join(restricting)} restricts those of all pods in this namespace"
+        fix = "allow the pods of a job DNS and each other: docs/security.md#network has the policy"
+        return Finding(Result.UNKNOWN, text, fix)
+    return Finding(Result.GOOD, "outgoing connections: no NetworkPolicy of this namespace restricts all pods")
+
+
 def _name_resolution(kubectl: Kubectl) -> Finding:
     """Whether a pod of the cluster's DNS is ready, under the name that nearly all clusters give it."""
     words = ("get", "endpointslices", "-l", "kubernetes.io/service-name=kube-dns", "-o", "json")
@@ -212,4 +227,5 @@ CHECKS: tuple[tuple[str, Callable[[Kubectl], Finding]], ...] = (
     ("quotas", _quotas),
     ("shared memory", _shared_memory),
     ("name resolution", _name_resolution),
+    ("outgoing connections", _outgoing),
 )

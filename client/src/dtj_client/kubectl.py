@@ -321,7 +321,7 @@ def parse_indices(text: str) -> set[int]:
     """The replicas or ranks of a list such as 0-3,7. Raises ClientError."""
     found: set[int] = set()
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        match = re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6}))?\s*", part)  # more would fill the memory
         numbers = range(int(match[1]), int(match[2] or match[1]) + 1) if match else ()
         if not numbers:
             raise ClientError(f"{text!r} is not a list of numbers", "write numbers and ranges, such as 0-3,7")

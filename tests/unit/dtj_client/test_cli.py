@@ -132,6 +132,15 @@ def test_verb_that_only_reads_takes_the_newest_job(
     assert shown.out == ("report of b\n" if created else "")
 
 
+@pytest.mark.parametrize("words", [("suspend",), ("resume",), ("scale", "4")])
+def test_job_that_has_finished_is_not_steered(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Job, "phase", "Succeeded")
+    assert run(words[0], "digits", *words[1:]) == 1
+    assert capsys.readouterr().err == "error: digits has succeeded\n  fix: submit it again as a new job\n"
+
+
 def test_log_without_a_line_says_what_the_pods_do(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,12 @@ def groups(*names: str) -> Json:
     return {"groups": [{"name": name, "versions": [{"version": each}]} for name, each in versions.items()]}
 
 
+def policy(name: str, types: list[str], **labels: str) -> Json:
+    """A NetworkPolicy for the pods with these labels; without any for all."""
+    selector = {"matchLabels": labels} if labels else {}
+    return {"metadata": {"name": name}, "spec": {"podSelector": selector, "policyTypes": types}}
+
+
 def answers(**changed: Any) -> dict[str, Any]:
     """What a good cluster answers, by the kind that is asked for."""
     good = {
@@ -30,6 +36,7 @@ def answers(**changed: Any) -> dict[str, Any]:
         "resourcequotas": {"items": []},
         "limitranges": {"items": []},
         "endpointslices": {"items": [{"endpoints": [{"conditions": {"ready": True}}, {}]}]},
+        "networkpolicies": {"items": [policy("ingress", ["Ingress"]), policy("one", ["Egress"], app="a")]},
     }
     return good | changed
 
@@ -70,6 +77,7 @@ def test_good_cluster() -> None:
         "ok   quotas: 0 in this namespace, none is used up",
         "ok   shared memory: jobs get half their memory limit at /dev/shm, without a limit 2 GiB a process",
         "ok   name resolution: 2 pods of kube-dns are ready",
+        "ok   outgoing connections: no NetworkPolicy of this namespace restricts all pods",
         "ok   network policies: Cilium is installed, which enforces them",
         "ok   queues: none, this cluster has no Kueue",
     ]
@@ -106,6 +114,13 @@ def test_what_is_bad_says_how_to_fix_it(changed: Json, said: str) -> None:
     (bad,) = [each for each in examine(Cluster(answers(**changed))) if each.result is Result.BAD]
     assert said in bad.text
     assert bad.fix
+
+
+def test_policy_that_may_cut_off_the_pods_of_a_job_is_named() -> None:
+    denies = {"items": [policy("default-deny", ["Ingress", "Egress"])]}
+    (found,) = [e for e in examine(Cluster(answers(networkpolicies=denies))) if e.result is Result.UNKNOWN]
+    assert found.text.startswith("outgoing connections: default-deny restricts those of all pods")
+    assert "docs/security.md#network" in found.fix
 
 
 def test_missing_right_is_named() -> None:

@@ -17,7 +17,7 @@ def test_list_of_replicas() -> None:
     assert list(replicas_of(JOB, {3, 1})) == [1, 3]
 
 
-@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "1;2", "3-1"])
+@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "1;2", "3-1", "0-99999999"])
 def test_bad_list_of_replicas(text: str) -> None:
     with pytest.raises(ClientError, match="such as 0-3,7"):
         parse_indices(text)
