@@ -25,7 +25,7 @@ def submit(  # noqa: PLR0913 - the options of a command line
     replicas: int | None = None,
     gpus: int | None = None,
     image: str = "",
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, object] | None = None,
     checkpoints: str = "",
     code_claim: str = "",
     queue: str = "",
@@ -43,7 +43,7 @@ def submit(  # noqa: PLR0913 - the options of a command line
     replicas     None: as in the template, else 1
     gpus         per pod; None: as in the template, else CPUs only
     image        empty: as in the template, else the trainer image
-    env          variables of the program
+    env          variables of the program; a value that is not a string is written as one
     checkpoints  PersistentVolumeClaim for checkpoints
     code_claim   PersistentVolumeClaim for code of more than 900 KiB; empty: that of checkpoints
     queue        queue of Kueue
@@ -73,7 +73,7 @@ def submit(  # noqa: PLR0913 - the options of a command line
         replicas=replicas,
         gpus=gpus,
         image=image,
-        env=env or {},
+        env={variable: str(value) for variable, value in (env or {}).items()},
         claim=checkpoints,
         queue=queue,
         requirements=read(requirements, Path(folder or ".")) if requirements else None,

@@ -140,7 +140,7 @@ def _print(findings: Generator[Finding, None, None]) -> bool:
 
 
 @dtj.command(short_help="Translate a PyTorchJob, TrainJob, Job or sbatch script.")
-@click.argument("file", type=click.File())
+@click.argument("file", type=click.File(encoding="utf-8", errors="replace"))  # comments in Latin-1
 def convert(file: TextIO) -> None:
     """Print a PyTorchJob, TrainJob, Job or sbatch script as a DistributedTrainingJob.
 

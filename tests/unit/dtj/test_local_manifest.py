@@ -128,6 +128,15 @@ def test_file_without_one_job_is_refused(tmp_path: Path, text: str, said: str) -
     assert "\n" not in refused.value.what
 
 
+def test_words_without_quotes_are_those_that_kubectl_reads(tmp_path: Path) -> None:
+    container = "{name: a, args: [run, a.py, 1:30:00], env: [{name: AT, value: 2026-11-25T10:00:00Z}]}"
+    text = f"kind: DistributedTrainingJob\nspec: {{template: {{spec: {{containers: [{container}]}}}}}}"
+    (tmp_path / "job.yaml").write_text(text)
+    found = load(str(tmp_path / "job.yaml"))
+    assert found.command[-1] == "1:30:00"
+    assert found.env == (("AT", "2026-11-25T10:00:00Z"),)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -226,6 +226,18 @@ def test_reader_that_has_enough_is_not_an_error(
     assert capsys.readouterr().err == ""
 
 
+def test_script_with_a_comment_in_latin_1_is_converted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "job.sh").write_bytes(
+        b"#!/bin/sh\r\n#SBATCH --nodes=2\r\n# gr\xfc\xdfe\r\nsrun python a.py\r\n"
+    )
+    assert run("convert", str(tmp_path / "job.sh")) == 0
+    (job,) = yaml.safe_load_all(capsys.readouterr().out)
+    assert job["spec"]["replicas"] == 2
+    assert job["spec"]["template"]["spec"]["containers"][0]["command"] == ["python", "a.py"]
+
+
 def test_ui_without_its_packages(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "dtj_client.ui.server", raising=False)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dtj_client import archive, delivery
+from dtj_client import api, archive, delivery
 from dtj_client.errors import ClientError
-from dtj_client.kubectl import Json
+from dtj_client.kubectl import Json, Kubectl
 from dtj_client.manifest import Request
 
 TEMPLATE = {"spec": {"checkpoint": {"volume": {"persistentVolumeClaim": {"claimName": "shared"}}}}}
@@ -48,6 +48,20 @@ def test_large_code_goes_into_a_claim(folder: Path, template: Json, claim: str, 
     assert pod["volumes"][0] == {"name": "code", "persistentVolumeClaim": {"claimName": used}}
     assert made.place is not None
     assert f"/code/{made.place.path}" in pod["initContainers"][0]["command"][2]
+
+
+def test_variables_from_python_may_be_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").touch()
+    sent: list[delivery.Delivery] = []
+
+    def submit(_kubectl: Kubectl, made: delivery.Delivery) -> Json:
+        sent.append(made)
+        return made.job
+
+    monkeypatch.setattr(delivery, "submit", submit)
+    api.submit("train.py", env={"SEED": 1, "LR": 0.5}, folder=tmp_path)
+    (trainer,) = sent[0].job["spec"]["template"]["spec"]["containers"]
+    assert trainer["env"] == [{"name": "SEED", "value": "1"}, {"name": "LR", "value": "0.5"}]
 
 
 def test_same_code_has_the_same_place(folder: Path) -> None:

@@ -95,7 +95,7 @@ def load(path: str) -> LocalJob:
             "PyYAML is not installed, which reads manifests", fix="pip install pyyaml"
         ) from error
     try:
-        found = [each for each in yaml.safe_load_all(Path(path).read_text()) if each is not None]
+        found = [each for each in yaml.load_all(Path(path).read_text(), _loader(yaml)) if each is not None]
     except OSError as error:
         raise RecipeError(f"cannot read {path}: {error.strerror}", fix="name a file with a job") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -115,6 +115,20 @@ def load(path: str) -> LocalJob:
         if each is not jobs[0] and isinstance(each, Mapping)
     ]
     return parse(jobs[0], others=others)
+
+
+def _loader(yaml: Any) -> Any:
+    """What reads YAML as kubectl does: a date, or a number to base 60 (1:30), is text without quotes, too."""
+    tag = "tag:yaml.org,2002:"
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+            """The type of a value that has no quotes."""
+            found = super().resolve(kind, value, implicit)
+            is_sixty = found in (f"{tag}int", f"{tag}float") and ":" in value
+            return f"{tag}str" if is_sixty or found == f"{tag}timestamp" else found
+
+    return Loader
 
 
 def parse(manifest: Mapping[str, Any], *, others: Sequence[str] = ()) -> LocalJob:
