@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import yaml
@@ -94,9 +95,12 @@ def _of_dtj(words: list[str]) -> Iterator[str]:
         yield f"dtj has no command {name!r}; there are {', '.join(sorted(cli._dtj.commands))}"
     elif "--help" not in words:
         try:
-            cli._dtj.commands[name].make_context(f"dtj {name}", words[1:])
+            given = cli._dtj.commands[name].make_context(f"dtj {name}", words[1:]).params
         except click.ClickException as error:
             yield error.format_message()
+        else:
+            if name == "train" and ":" not in given["target"]:
+                yield f"{given['target']!r} does not name a recipe, such as module:function"
 
 
 def _of_yaml(block: Block) -> Iterator[tuple[str, str]]:
@@ -107,3 +111,15 @@ def _of_yaml(block: Block) -> Iterator[tuple[str, str]]:
         return
     if not all(isinstance(each, dict) and {"apiVersion", "kind"} <= each.keys() for each in found):
         yield block.place, "not a whole manifest: apiVersion and kind are missing"
+    for container in _with_args(found):
+        if "command" not in container and "/trainer:" in str(container.get("image")):
+            yield from ((block.place, what) for what in _of_dtj([str(each) for each in container["args"]]))
+
+
+def _with_args(value: object) -> Iterator[dict[str, Any]]:
+    """Yield all containers that have arguments, also those of a job within another object."""
+    if isinstance(value, dict) and "args" in value:
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _with_args(each)

@@ -22,6 +22,11 @@ BROKEN = [
     pytest.param("```sh\npip install ./trainer\n```", ":2: pip is not run by tests", id="marker is missing"),
     pytest.param("```sh not-run:\nls\n```", ":2: unknown marker", id="reason is missing"),
     pytest.param("```yaml\nspec: {replicas: 2}\n```", ":2: not a whole manifest", id="part of a manifest"),
+    pytest.param(
+        "```yaml\napiVersion: a\nkind: B\nspec: [{image: a/trainer:1, args: [train, digits]}]\n```",
+        ":2: 'digits' does not name a recipe",
+        id="recipe of a manifest",
+    ),
     pytest.param("```yaml\na: [\n```", ":2: while parsing", id="no YAML"),
     pytest.param("```python\nx = 1\nfor\n```", ":3: invalid syntax", id="no Python"),
     pytest.param("```bash\nls\n```", ":2: a code block with 'bash'", id="another language"),
