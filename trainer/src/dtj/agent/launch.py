@@ -11,6 +11,7 @@ The process imports torch once and has neither threads nor an accelerator contex
 starts in milliseconds with all modules loaded, the first time and after every fault.
 """
 
+import errno
 import os
 import selectors
 import signal
@@ -49,8 +50,10 @@ from dtj.agent.wire.link import Message
 from dtj.agent.wire.outcome import Ending
 from dtj.agent.wire.protocol import Job
 from dtj.copies import slot
+from dtj.errors import MachineError
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT)
+_LACKS = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 # If all ranks are done and replica 0 is gone, its last word may be lost: so long it may take to come back.
 DONE_S = 600.0
 
@@ -142,9 +145,23 @@ class _Agent:
         except BrokenPipeError:  # the reader of our output is gone
             self._supervisor.kill()
             return contract.EXIT_SIGNAL + signal.SIGPIPE
+        except (MachineError, OSError) as error:
+            self._give_up(error)
         finally:
             self._console.close()
         return self._finish()
+
+    def _give_up(self, error: MachineError | OSError) -> None:
+        """Raise an error that is not about a lack of processes, memory or files on this machine."""
+        if isinstance(error, OSError):
+            if error.errno not in _LACKS:
+                raise error
+            fix = "raise the limits of this container, such as that of processes (pids), or start fewer"
+            error = MachineError(f"the agent cannot start another process: {error.strerror}", fix=fix)
+        _log(str(error))
+        rank, now = self._placement.ranks.start, datetime.now(UTC)
+        self._orders.culprit = Ending(rank=rank, code=error.exit_code, at=now, message=str(error))
+        self._supervisor.kill()
 
     def _run_once(self) -> None:
         coordinator = self._coordinator
