@@ -100,6 +100,8 @@ def _check_program(program: str, packed: archive.Archive) -> None:
 def _check_script(program: str, folder: Path) -> None:
     """Raise ClientError for a file of the folder that would fail in the pods, where less is known."""
     file, is_named = folder / program, Path(program).suffix not in ("", ".py")
+    if file.is_dir() and (program == "." or "/" in program):  # a command may have the name of a folder
+        raise ClientError(f"{program} is a folder", "name the file to run: its folder goes along")
     if Path(program).is_absolute() or not is_named or not file.is_file():
         return
     if program.endswith(".ipynb"):

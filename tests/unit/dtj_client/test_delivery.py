@@ -116,6 +116,17 @@ def test_script_that_no_pod_could_start_is_refused(
         delivery.prepare(request, {}, tmp_path)
 
 
+@pytest.mark.parametrize("program", [".", "./src", "src/", "src"])
+def test_folder_is_not_a_program(tmp_path: Path, program: str) -> None:
+    (tmp_path / "src").mkdir()
+    request = Request(name="digits", command=[program])
+    if program == "src":  # may be a command of the image, too
+        assert delivery.prepare(request, {}, tmp_path).config_map
+        return
+    with pytest.raises(ClientError, match=r"is a folder\n  fix: name the file to run"):
+        delivery.prepare(request, {}, tmp_path)
+
+
 def test_misspelt_program_has_a_near_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ClientError, match=r"no file trian.py in /.*\n  fix: did you mean train.py"):
         delivery.prepare(Request(name="digits", command=["trian.py"]), {}, folder)
