@@ -14,6 +14,7 @@ from dtj_client.report import pod_state
 
 POLL_S = 1.0
 POLLS = 300  # pods may have to fetch their image first
+POLLS_WITHOUT_POD = 15  # then the operator's message says why there is none, such as a quota
 SMALL_SHM = 1 << 30  # bytes; PyTorch's DataLoader workers pass their batches through /dev/shm
 
 
@@ -93,14 +94,16 @@ def _probe(image: str, *arguments: str, replicas: int) -> Json:
 def _answers(
     kubectl: Kubectl, job: str, count: int, sleep: Callable[[float], None]
 ) -> tuple[list[Json], list[Json]]:
-    """The pods, and what they have said; nothing if not all of them are done in time."""
+    """The pods, and what they have said; nothing if not all of them are done in time, or none was created."""
     pods: list[Json] = []
-    for _ in range(POLLS):
+    for poll in range(POLLS):
         pods = kubectl.pods(job)
         if len(pods) == count and all(pod.get("status", {}).get("phase") == "Running" for pod in pods):
             said = [_said(kubectl.run("logs", pod["metadata"]["name"])) for pod in pods]
             if all(each.get("done") for each in said):
                 return pods, said
+        if not pods and poll >= POLLS_WITHOUT_POD and _message(kubectl, job):
+            break
         sleep(POLL_S)
     return pods, []
 
@@ -117,10 +120,14 @@ def _said(log: str) -> Json:
 def _nothing(kubectl: Kubectl, job: str, pods: Sequence[Json]) -> Finding:
     """Why there is no answer."""
     states = ", ".join(sorted({pod_state(pod) for pod in pods})) or "no pod was created"
-    message = (kubectl.job(job).get("status") or {}).get("message", "")
-    said = f"pods: no answer within {POLL_S * POLLS:.0f} s ({states}{f': {message}' if message else ''})"
+    message = _message(kubectl, job)
+    said = f"pods: no answer ({states}{f': {message}' if message else ''})"
     fix = "read the events of the namespace (kubectl get events); --image names an image that nodes can fetch"
     return Finding(Result.BAD, said, fix)
+
+
+def _message(kubectl: Kubectl, job: str) -> str:
+    return str((kubectl.job(job).get("status") or {}).get("message", ""))
 
 
 def _nodes(pods: Sequence[Json]) -> str:

@@ -122,7 +122,16 @@ def test_outside_pod_gets_the_address_of_replica_0() -> None:
 
 def test_pods_that_do_not_start_are_deleted_too() -> None:
     (only,) = lines(Cluster(None), sleep=lambda _: None)
-    assert "no answer within 300 s (Pending: 0 of 2 pods are ready)" in only
+    assert "no answer (Pending: 0 of 2 pods are ready)" in only
+
+
+def test_pods_that_are_refused_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(Cluster, "pods", lambda *_: [])
+    monkeypatch.setattr(Cluster, "job", lambda *_: {"status": {"message": "must specify limits.cpu"}})
+    (only,) = lines(Cluster(None), sleep=waits.append)
+    assert only.startswith("BAD  pods: no answer (no pod was created: must specify limits.cpu)\n     fix: ")
+    assert len(waits) < 30
 
 
 def test_ctrl_c_deletes_what_was_started() -> None:
