@@ -193,7 +193,7 @@ def test_stale_gradients_of_two_passes_in_a_step_are_refused(monkeypatch: pytest
     strategy.end_backward()
     strategy.after_step(1)
     strategy.end_backward()
-    with pytest.raises(RecipeError, match=r"run.backward was called twice in a step: --sync stale"):
+    with pytest.raises(RecipeError, match=r"run.backward was called twice in a step: with --sync stale"):
         strategy.end_backward()
 
 
