@@ -345,8 +345,13 @@ def _unfinished(kubectl: Kubectl, name: str) -> Job:
 def _confirm(job: Job, yes: bool, verb: str) -> None:
     """Ask, unless the job has finished. Raises click.Abort."""
     phase = job.phase
-    if not yes and phase not in FINAL:
+    if yes or phase in FINAL:
+        return
+    try:
         click.confirm(f"{job.name} is {phase or 'new'}; {verb} it?", abort=True)
+    except click.Abort:  # also without a terminal, as in a script
+        click.echo(f"\n{job.name}: not confirmed, nothing was done; --yes does not ask", err=True)
+        raise
 
 
 if __name__ == "__main__":

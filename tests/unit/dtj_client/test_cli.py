@@ -1,5 +1,6 @@
 """How the command line is read."""
 
+import io
 import signal
 import subprocess
 import sys
@@ -224,6 +225,16 @@ def test_reader_that_has_enough_is_not_an_error(
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
     assert run("get", "-o", "yaml") == 1
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("verb", ["delete", "stop"])
+def test_verb_that_is_not_confirmed_says_how_to_do_without_a_question(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Job, "phase", "Running")
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    assert run(verb, "digits") == 130
+    assert capsys.readouterr().err == "\ndigits: not confirmed, nothing was done; --yes does not ask\n"
 
 
 def test_script_with_a_comment_in_latin_1_is_converted(
