@@ -4,18 +4,19 @@ import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 
 from dtj_client import view
 from dtj_client.errors import ClientError, Patience
 from dtj_client.events import Event, of_api
 from dtj_client.kubectl import KIND, Json, Kubectl, container_of, index_of, replicas_of
-from dtj_client.logs import Line, follow_job, of_ranks, snapshot
+from dtj_client.logs import MOST_FOLLOWED, Line, follow_job, of_ranks, snapshot
 from dtj_client.plot import draw
 from dtj_client.progress import Progress, ignore
 from dtj_client.readings import of_lines
 from dtj_client.report import report
-from dtj_client.stacks import check_ranks, question, stacks
+from dtj_client.stacks import check_ranks, question, replicas_with, stacks
 
 FINAL = ("Succeeded", "Failed")
 POLL_S = 2.0
@@ -103,26 +104,39 @@ class Job:
     ) -> Iterator[Line]:
         """Yield the lines of all replicas in the order of time.
 
-        follow    continue until the job has finished, with the pods that replace others
+        follow    continue until the job has finished, with pods that replace others; of at most 64 replicas
         replicas  only these
         ranks     only lines of these ranks; the agent, and so `dtj run`, writes the rank before each line
         since     only lines newer than this, such as 10m
         """
         job = self.manifest
-        chosen = replicas_of(job, None if replicas is None else set(replicas))
         if ranks is not None:
-            check_ranks(job, self.kubectl.pods(self.name), ranks)
+            present = self.kubectl.pods(self.name)
+            check_ranks(job, present, ranks)
+            having = replicas_with(present, ranks) if present else set()
+            if (
+                replicas is None and having and having <= set(replicas_of(job, None))
+            ):  # else some may be added
+                replicas = having
+        chosen = replicas_of(job, None if replicas is None else set(replicas))
         flags = [f"--container={container_of(job)}", *([f"--since={since}"] if since else [])]
         lines: Iterator[Line]
         if follow:
+            if len(chosen) > MOST_FOLLOWED and replicas is not None:
+                raise ClientError(
+                    f"{len(chosen)} replicas are too many to follow", f"choose at most {MOST_FOLLOWED}"
+                )
             lines = follow_job(
                 self.kubectl,
                 self.name,
-                chosen,
+                chosen[:MOST_FOLLOWED],
                 *flags,
                 finished=lambda: self.phase in FINAL,
                 with_new=replicas is None,
             )
+            if len(chosen) > MOST_FOLLOWED:
+                said = f"replicas {MOST_FOLLOWED} to {chosen[-1]} are not followed: --replica chooses others"
+                lines = chain([Line("", MOST_FOLLOWED, said)], lines)
         else:
             pods = [pod for pod in self.kubectl.pods(self.name) if index_of(pod, self.name) in set(chosen)]
             if not pods:

@@ -17,6 +17,7 @@ from dtj_client.progress import Progress, ignore
 _TIME = re.compile(r"(?P<at>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d))(?: |$)")
 _RANK = re.compile(r'\[rank (\d+)\] |\{"rank": (\d+)')  # written by the agent in a pod
 AT_ONCE = 8  # logs that are read at the same time
+MOST_FOLLOWED = 64  # logs; each takes a process of kubectl with some 40 MB
 NEXT_POD_S = 1.0  # between two looks for the pod that replaces one, or for more of its log
 LOOK_S = 5.0  # the same while the logs of all replicas are read: some may be added
 TRIES = 5  # for the log of an ended pod; its node may be gone
@@ -182,7 +183,10 @@ class _Following:
         for line in self.kubectl.run(*words).splitlines():
             name, uid, phase, *codes = f"{line} ".split(" ")
             index = name.removeprefix(f"{self.job}-")
-            chosen = index.isdecimal() and (self.with_new or int(index) in self.replicas)
+            if not index.isdecimal():
+                continue
+            is_new = self.with_new and int(index) < MOST_FOLLOWED
+            chosen = is_new or int(index) in self.replicas
             if chosen and (phase not in ("", "Pending") or any(codes)):
                 yield int(index), uid, phase
 

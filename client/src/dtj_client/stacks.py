@@ -63,6 +63,12 @@ def ranks_of(pod: Json) -> set[int]:
     return set(range(first * count, (first + 1) * count))
 
 
+def replicas_with(pods: Sequence[Json], ranks: Collection[int]) -> set[int]:
+    """The replicas that have these ranks, from the variables of any pod."""
+    count = int(_environment(pods[0]).get("NPROC_PER_NODE", 1))
+    return {rank // count for rank in ranks}
+
+
 def check_ranks(job: Json, pods: Sequence[Json], ranks: Collection[int] | None) -> None:
     """Raise ClientError if the job never has one of these ranks; without a pod nothing is known."""
     if not ranks or not pods:

@@ -1,5 +1,6 @@
 """Lines of several replicas as one log."""
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -52,6 +53,52 @@ def test_log_of_a_silent_node_does_not_hide_the_others(monkeypatch: pytest.Monke
         "0| no log: the node of the pod gives no answer: dial tcp 10.0.0.3:10250: i/o timeout",
         "1| hello",
     ]
+
+
+class Large(Kubectl):
+    """A job of 100 replicas with two ranks each, whose pods exist."""
+
+    def job(self, name: str) -> dict[str, Any]:
+        pod = {"spec": {"containers": [{"name": "trainer"}]}}
+        return {
+            "metadata": {"name": name},
+            "spec": {"replicas": 100, "template": pod, "elastic": {"maxReplicas": 200}},
+        }
+
+    def pods(self, name: str) -> list[dict[str, Any]]:
+        env = [{"name": "NPROC_PER_NODE", "value": "2"}]
+        spec = {"containers": [{"name": "trainer", "env": env}]}
+        return [{"metadata": {"name": f"{name}-{index}"}, "spec": spec} for index in range(100)]
+
+
+@pytest.mark.parametrize(
+    ("options", "followed", "first"),
+    [
+        ({}, range(64), "64| replicas 64 to 99 are not followed: --replica chooses others"),
+        ({"replicas": {70, 80}}, [70, 80], None),
+        ({"ranks": {0, 1, 199}}, [0, 99], None),
+        ({"ranks": {0, 210}}, range(64), None),  # of an elastic job: replica 105 may be added
+    ],
+)
+def test_at_most_so_many_replicas_are_followed_as_this_machine_can(
+    options: dict[str, Any], followed: Sequence[int], first: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Sequence[int]] = []
+
+    def follow(_kubectl: Kubectl, _name: str, replicas: Sequence[int], *_: str, **__: Any) -> Iterator[Line]:
+        asked.append(replicas)
+        return iter(())
+
+    monkeypatch.setattr("dtj_client.job.follow_job", follow)
+    assert [str(line) for line in Job("digits", Large()).logs(follow=True, **options)] == (
+        [first] if first else []
+    )
+    assert list(asked[0]) == list(followed)
+
+
+def test_too_many_chosen_replicas_are_not_followed() -> None:
+    with pytest.raises(ClientError, match="80 replicas are too many to follow\n  fix: choose at most 64"):
+        Job("digits", Large()).logs(follow=True, replicas=range(80))
 
 
 class WithoutPods(Kubectl):
