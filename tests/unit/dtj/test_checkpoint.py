@@ -406,3 +406,21 @@ def test_state_of_another_optimizer_is_refused(change: Any, message: str, is_sha
     parts.register({"opt": change(model)})
     with pytest.raises(RecipeError, match=message):
         parts.load(state, None)
+
+
+def test_tensors_in_lists_are_sharded_as_those_in_dicts() -> None:
+    """As of a moving average that a program keeps in a list: rank 0 has only its own shards of it."""
+    here, there = torch.ones(2), torch.empty(2, device="meta")
+    trees, found = zip(
+        *(
+            sharded.extract_tensors({"ema": {"of": [tensors, (1, 2)]}})
+            for tensors in ((here, there), (there, here))
+        ),
+        strict=True,
+    )
+    assert [list(each) for each in found] == [["ema/of/0/0"], ["ema/of/0/1"]]
+    tree = sharded.merge_trees(list(trees))
+    assert sharded._placeholders(tree) == ["ema/of/0/0", "ema/of/0/1"]
+    again = sharded._replace(tree, found[0] | found[1], sharded.WHOLE)
+    assert again["ema"]["of"][1] == (1, 2)
+    assert [each.tolist() for each in again["ema"]["of"][0]] == [[1, 1], [1, 1]]

@@ -1,15 +1,17 @@
 """Every strategy trains the same model as a hand-written loop in one process; some need less memory."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from dtj.errors import RecipeError
 from dtj.models.gpt import GPT, Shape
-from dtj.parallel import compress, parallelize, zero
+from dtj.parallel import compress, parallelize, tensor, zero
 from dtj.parallel.average import average_gradients, buckets
 from dtj.parallel.fsdp import FullyShard
 from dtj.parallel.layout import lay_out
@@ -237,6 +239,46 @@ def test_models_that_share_a_parameter_are_refused() -> None:
     strategy.add(nn.Sequential(layer), is_healing=False)
     with pytest.raises(RecipeError, match=r"a model that shares 1.weight with an earlier one"):
         strategy.add(nn.Sequential(nn.Linear(1, 1), layer), is_healing=False)
+
+
+def test_layers_that_were_added_after_run_parallel_are_refused() -> None:
+    strategy, model = Strategy(grid("ddp", ""), CPU), nn.Sequential(nn.Linear(1, 1))
+    strategy.add(model, is_healing=False)
+    model.append(nn.Linear(1, 1).requires_grad_(requires_grad=False))
+    prune.identity(model[0], "weight")  # type: ignore[no-untyped-call]  # the same parameter by another name
+    strategy.check_unchanged()
+    model.append(nn.Linear(1, 1))
+    with pytest.raises(RecipeError, match=r"the parameter 2.weight came into its model after run.parallel"):
+        strategy.check_unchanged()
+
+
+@pytest.mark.parametrize("differentiates_gradients", [False, True])
+def test_tensor_parallel_refuses_second_derivatives(differentiates_gradients: bool) -> None:
+    model, x = nn.Linear(2, 2), torch.ones(1, 2, requires_grad=True)
+    model.register_forward_hook(tensor._refuse_second_derivatives)
+    with (
+        pytest.raises(RecipeError, match="cannot differentiate a gradient")
+        if differentiates_gradients
+        else nullcontext()
+    ):
+        torch.autograd.grad(model(x).sum(), x, create_graph=differentiates_gradients)
+
+
+def test_zero1_hides_gradients_after_the_closure_of_a_step() -> None:
+    mine, others = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+    sharded: Any = SimpleNamespace(
+        keeps=lambda p: p is mine, _seen=set(), _check=lambda _: None, _owner={others: 1}
+    )
+    opt = torch.optim.Adam([mine, others])
+
+    def closure() -> torch.Tensor:
+        loss = mine + others
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    opt.register_step_pre_hook(lambda *call: zero.ZeroOne._hide(sharded, *call))
+    assert opt.step(closure) == 2
+    assert list(opt.state) == [mine]
 
 
 def test_layers_that_change_their_buffers_do_so_once_a_step_if_they_are_recomputed() -> None:

@@ -29,6 +29,7 @@ from dtj.errors import CheckpointError, DamagedError
 # A placeholder is the dict {_PLACEHOLDER: key of the tensor in the shards}; nothing else in a state has it.
 _PLACEHOLDER = "dtj/shard"
 Tensors = dict[str, torch.Tensor]
+_LISTS = (list, tuple)
 # What reading damaged metadata raises, and what ShardReader raises if a checksum is wrong.
 _DAMAGE = (
     *(EOFError, pickle.UnpicklingError, zipfile.BadZipFile),
@@ -47,12 +48,18 @@ def extract_tensors(state: Any, path: str = "") -> tuple[Any, Tensors]:
         parts = {key: extract_tensors(value, _join(path, key)) for key, value in state.items()}
         found = {k: v for _, tensors in parts.values() for k, v in tensors.items()}
         return {key: tree for key, (tree, _) in parts.items()}, found
+    if type(state) in _LISTS:
+        items = [extract_tensors(value, _join(path, number)) for number, value in enumerate(state)]
+        found = {k: v for _, tensors in items for k, v in tensors.items()}
+        return type(state)(tree for tree, _ in items), found
     return state, {}
 
 
 def merge_trees(trees: list[Any]) -> Any:
     """All ranks' trees as one tree: dicts are united; of all other values, the first rank's is taken."""
     first = next((tree for tree in trees if not _is_placeholder(tree)), trees[0])
+    if type(first) in _LISTS and all(type(each) is type(first) and len(each) == len(first) for each in trees):
+        return type(first)(merge_trees(list(items)) for items in zip(*trees, strict=True))
     if not isinstance(first, dict) or _is_placeholder(first):
         return first
     keys = dict.fromkeys(key for tree in trees for key in tree)
@@ -193,6 +200,9 @@ def _cause(error: BaseException) -> BaseException:
 
 def _replace(tree: Any, found: Tensors, plan: LoadPlan, path: str = "") -> Any:
     """Replace placeholders by tensors. Other ranks' tensors are left out of optimizers, meta in models."""
+    if type(tree) in _LISTS:
+        items = _replace(dict(enumerate(tree)), found, plan, path)
+        return type(tree)(items.get(number) for number in range(len(tree)))
     if not isinstance(tree, dict):
         return tree
     result: dict[Any, Any] = {}
@@ -212,12 +222,14 @@ def _replace(tree: Any, found: Tensors, plan: LoadPlan, path: str = "") -> Any:
 def _tensors(state: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(state, torch.Tensor):
         yield path, state
-    elif isinstance(state, dict):
-        for key, value in state.items():
+    elif isinstance(state, dict) or type(state) in _LISTS:
+        for key, value in state.items() if isinstance(state, dict) else enumerate(state):
             yield from _tensors(value, _join(path, key))
 
 
 def _placeholders(tree: Any) -> list[str]:
+    if type(tree) in _LISTS:
+        return [key for value in tree for key in _placeholders(value)]
     if not isinstance(tree, dict):
         return []
     if _is_placeholder(tree):

@@ -86,7 +86,7 @@ class Pipeline(Strategy):
         step(*([inputs] if is_first else []), **keywords)
 
         total = (
-            torch.stack([x.detach() for x in losses]).sum()
+            torch.stack([x.detach().float() for x in losses]).sum()  # of one type on all stages
             if is_last
             else torch.zeros((), device=self.device)
         )

@@ -62,6 +62,7 @@ class Strategy:
         self.models: list[nn.Module] = []
         self.parameters: list[nn.Parameter] = []
         self.buffers: list[torch.Tensor] = []
+        self._names: set[str] = set()  # of the parameters of all models
         self._replaced: WeakValueDictionary[int, nn.Parameter] = WeakValueDictionary()  # by their shards
         self.step = 0
         self.total_steps = 0
@@ -86,10 +87,24 @@ class Strategy:
             load(wrapped, self.device)
         self.models.append(wrapped)
         self.parameters += wrapped.parameters()
+        self._names.update(name for name, _ in unwrap(wrapped).named_parameters())
         present = set(wrapped.parameters())
         self._replaced.update({id(p): p for p in before if p not in present})
         self.buffers += wrapped.buffers()
         return wrapped
+
+    def check_unchanged(self) -> None:
+        """RecipeError if a model has got trained parameters since `add`."""
+        known = set(self.parameters)
+        for model in self.models:
+            named = unwrap(model).named_parameters()
+            new = (n for n, p in named if n not in self._names and p.requires_grad and p not in known)
+            if (name := next(new, None)) is not None:
+                raise RecipeError(
+                    f"the parameter {name} came into its model after run.parallel: its gradients would be "
+                    "neither averaged over the ranks nor clipped",
+                    fix="add all layers before run.parallel; freeze those that are trained later",
+                )
 
     def check_optimizer(self, name: str, optimizer: torch.optim.Optimizer) -> str:
         """RecipeError if it has parameters of a model as it was before `add`, which are not trained any more.

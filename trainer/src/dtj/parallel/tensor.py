@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from dtj.errors import RecipeError
 from dtj.parallel.average import average_gradients
@@ -41,6 +42,7 @@ class TensorParallel(Strategy):
         self._mesh = make_mesh(self.layout, self.device)
         parallelize_module(model, self._mesh["tp"], plan)
         _replicate_rest(model, self._mesh["tp"], planned=set(plan))
+        model.register_forward_hook(_refuse_second_derivatives)
         return model
 
     def end_backward(self) -> None:
@@ -105,6 +107,19 @@ class TensorAndFullyShard(TensorParallel):
             module.register_forward_hook(_own_memory)
         shard(model, self._mesh["fsdp"], half=self._half)
         return model
+
+
+def _refuse_second_derivatives(_module: nn.Module, _inputs: Any, output: Any) -> None:
+    """The backward of torch's tensor parallel layers is right, but not the backward of that backward."""
+
+    def refuse(_gradient: torch.Tensor) -> None:
+        if torch.is_grad_enabled():  # only with create_graph=True
+            raise RecipeError(
+                "--parallel tp cannot differentiate a gradient, as of a gradient penalty: it would be wrong",
+                fix="use --parallel ddp or zero1, or leave the penalty out",
+            )
+
+    tree_map_only(torch.Tensor, lambda x: x.requires_grad and x.register_hook(refuse), output)
 
 
 def _own_memory(_module: nn.Module, _inputs: Any, output: Any) -> Any:

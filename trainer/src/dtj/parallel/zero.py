@@ -5,6 +5,8 @@ are averaged as in DDP; then every rank updates its own parameters and sends the
 """
 
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -50,15 +52,19 @@ class ZeroOne(DataParallel):
     def keeps(self, parameter: torch.Tensor) -> bool:
         return self._owner.get(parameter, self.layout.data_rank) == self.layout.data_rank
 
-    def _hide(self, optimizer: Optimizer, *_: Any) -> None:
+    def _hide(self, optimizer: Optimizer, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Before a step: drop the gradients of other ranks' parameters; those of a closure after it."""
         others = [parameter for parameter in _parameters(optimizer) if not self.keeps(parameter)]
         if optimizer not in self._seen:  # Adagrad creates the state of every parameter before its first step
             self._seen.add(optimizer)
             for parameter in others:
                 optimizer.state.pop(parameter, None)
         self._check(optimizer)
-        for parameter in others:
-            parameter.grad = None  # optimizers skip parameters without a gradient
+        closure = named.get("closure") or next(iter(args[1:]), None)
+        if closure is not None:
+            return args[:1], named | {"closure": partial(_without_gradients, others, closure)}
+        _without_gradients(others)
+        return None
 
     def _check(self, optimizer: Optimizer) -> None:
         """RecipeError if it treats parameters jointly (LBFGS) or has state beyond that of this rank's own."""
@@ -83,6 +89,13 @@ class ZeroOne(DataParallel):
                 pending.append((bucket, flat, dist.broadcast(flat, src=owner, async_op=True)))
         for each in pending:
             _receive(*each)
+
+
+def _without_gradients(parameters: list[nn.Parameter], closure: Callable[[], Any] = lambda: None) -> Any:
+    found = closure()
+    for parameter in parameters:
+        parameter.grad = None  # optimizers skip parameters without a gradient
+    return found
 
 
 def _receive(bucket: list[torch.Tensor], flat: torch.Tensor, work: Any) -> None:

@@ -195,6 +195,8 @@ class Boundary:
         raise Stopped(EXIT_SIGNAL + (self._stop.signal or 15))
 
     def _check_finite(self, *, weights: bool = False) -> None:
+        if weights:
+            self._strategy.check_unchanged()
         self._finite.check(
             self._groups.control,
             saved=self._checkpointer.saved_step,
