@@ -130,12 +130,12 @@ def test_message_fields_change_only_with_the_protocol_number() -> None:
         ),
     ]
     assert (PROTOCOL, [" ".join(each) for each in fields]) == (
-        8,
+        9,
         [
-            "uid attempt replica incarnation restarts is_stopping ranks state keeper",
+            "uid attempt replica incarnation processes restarts is_stopping ranks state keeper",
             "port token machine",
             "generation holds is_ready is_unformed lost ending",
-            "generation in_place without_progress unformed best_step replicas shift",
+            "generation in_place without_progress unformed best_step replicas shift startup_s",
             "generation kept replicas gracefully connect_s",
             "generation step pause_s busy_time at is_counted",
             "place moved does responds is_stopped asleep_s",
