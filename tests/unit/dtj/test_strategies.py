@@ -13,7 +13,7 @@ from dtj.errors import RecipeError
 from dtj.models.gpt import GPT, Shape
 from dtj.parallel import compress, parallelize, tensor, zero
 from dtj.parallel.average import average_gradients, buckets
-from dtj.parallel.fsdp import FullyShard
+from dtj.parallel.fsdp import FullyShard, shard
 from dtj.parallel.layout import lay_out
 from dtj.parallel.local_sgd import LocalSGD
 from dtj.parallel.pipeline import Pipeline
@@ -36,10 +36,11 @@ def grid(strategy: str, mesh: str) -> Any:
 class Planned(nn.Sequential):
     """One layer with any tensor_plan."""
 
-    def __init__(self, plan: dict[str, str], *, tied: bool = False) -> None:
+    def __init__(self, plan: dict[str, str], *, tied: bool = False, own: bool = False) -> None:
         super().__init__(nn.Linear(8, 8))
         self.plan = plan
         self.tied = self[0].weight if tied else None
+        self.scale = nn.Parameter(torch.ones(1)) if own else None
 
     def tensor_plan(self, _ranks: int) -> dict[str, str]:
         return self.plan
@@ -92,6 +93,12 @@ CPU = torch.device("cpu")
             Planned({"0": "columns"}, tied=True),
             r"tensor_plan\(\) of Planned names 0, whose weight is a tied one",
             id="a tied weight",
+        ),
+        pytest.param(
+            TensorParallel(grid("tp", ""), CPU),
+            Planned({"0": "columns"}, own=True),
+            "Planned holds the parameter scale beside its layers.*move it to a module of its own",
+            id="a parameter beside layers",
         ),
         pytest.param(
             TensorParallel(grid("tp", ""), CPU),
@@ -329,6 +336,21 @@ def test_fsdp_reduces_gradients_after_each_micro_batch_or_once(
 
     strategy.accumulate(loss, ["1", "2", "3"])
     assert calls == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.ones(()), "scale has no dimension, so it cannot be sharded"),
+        (torch.ones(0, 2), "scale has no element"),
+        (torch.ones(2, 3).t(), r"scale is not contiguous: its strides are \(1, 3\)"),
+    ],
+)
+def test_parameter_that_cannot_be_sharded_is_named(value: torch.Tensor, message: str) -> None:
+    model = nn.Module()
+    model.scale = nn.Parameter(value)
+    with pytest.raises(RecipeError, match=message):
+        shard(model, None, half=None)
 
 
 def test_reduce_once_is_refused_if_nothing_is_sharded() -> None:

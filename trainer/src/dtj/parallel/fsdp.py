@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dtj.errors import RecipeError
 from dtj.parallel.layout import Layout
 from dtj.parallel.strategy import Strategy, blocks, broadcast_weights, check_trainable, make_mesh
 
@@ -57,10 +58,25 @@ def shard(model: nn.Module, mesh: Any, *, half: torch.dtype | None) -> None:
     """Shard a model in place over a device mesh: every block, then the rest. half: as of FullyShard."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: PLC0415
 
+    for name, parameter in model.named_parameters():
+        if found := _obstacle(parameter):
+            raise RecipeError(
+                f"{name} {found}, so it cannot be sharded",
+                fix="change it (reshape(1), contiguous()) or leave it out, or use --parallel ddp or zero1",
+            )
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
     for module in (*blocks(model), model):
         fully_shard(module, mesh=mesh, mp_policy=policy)
     model.register_forward_hook(_free_without_backward)
+
+
+def _obstacle(parameter: torch.Tensor) -> str | None:
+    """What fully_shard cannot take."""
+    if not parameter.ndim:
+        return "has no dimension"
+    if not parameter.numel():
+        return "has no element"
+    return None if parameter.is_contiguous() else f"is not contiguous: its strides are {parameter.stride()}"
 
 
 def _free_without_backward(model: Any, _inputs: Any, _output: Any) -> None:

@@ -85,6 +85,13 @@ class TensorParallel(Strategy):
                     f"{path} has {size} {word}, which tp={ranks} does not divide",
                     fix="change the model's width or --mesh tp=...",
                 )
+        for module in model.modules():
+            own = next((name for name, p in module._parameters.items() if p is not None), None)
+            if own and any(next(child.parameters(), None) is not None for child in module.children()):
+                raise RecipeError(
+                    f"--parallel tp: {type(module).__name__} holds the parameter {own} beside its layers",
+                    fix="move it to a module of its own that has no submodules, or use --parallel fsdp",
+                )
         kinds = {"columns": ColwiseParallel, "rows": RowwiseParallel}
         return {path: kinds[word]() for path, word in words.items()}
 
