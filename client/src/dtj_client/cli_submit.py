@@ -2,6 +2,7 @@
 
 import json
 from difflib import get_close_matches
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ class _Submit(click.Command):
             ) from None
         program, *words = ctx.params.get("command") or [""]
         if given[: -len(words) - 1][-1:] != ["--"]:
-            for word in words:
+            for word in takewhile(lambda each: each != "--", words):  # what is behind it is the program's
                 if (option := word.partition("=")[0]) in BEFORE_THE_PROGRAM:
                     raise click.UsageError(
                         f"{option} stands behind {program}, so it would be an argument of it: write it "

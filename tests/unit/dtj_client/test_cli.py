@@ -79,6 +79,17 @@ def test_dry_run_of_a_file_takes_the_name_of_the_option(capsys: pytest.CaptureFi
     assert job == {**given, "metadata": {"name": "second"}}
 
 
+@pytest.mark.parametrize("words", [("--", "train.py", "--gpus=2"), ("train.py", "--", "--gpus=2")])
+def test_option_of_the_program_may_have_the_name_of_one_of_submit(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("submit", "--no-code", "--dry-run", *words) == 0
+    job = yaml.safe_load(capsys.readouterr().out)
+    (trainer,) = job["spec"]["template"]["spec"]["containers"]
+    assert trainer["command"][-1] == "--gpus=2"
+    assert "resources" not in trainer
+
+
 TEMPLATE = "spec: {template: {spec: {containers: [{name: trainer, image: me/train:1}]}}}"
 
 
