@@ -1,8 +1,11 @@
 """Reports and exits of this pod's ranks -> the coordinator, /status, and the log."""
 
+import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from dtj import contract
 from dtj.agent.rank.process import RankProcess
 from dtj.agent.replica import grace
 from dtj.agent.replica.heartbeats import HeartbeatReader
@@ -11,6 +14,9 @@ from dtj.agent.wire import outcome
 from dtj.agent.wire.link import Message
 from dtj.agent.wire.outcome import Ending
 from dtj.agent.wire.signs import Heartbeat
+
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+_ON_LOOPBACK = re.compile(r"remote=\[(127\.|::1\])")
 
 
 class RankEvents:
@@ -52,7 +58,7 @@ class RankEvents:
                 process.holds = holds
                 self._send({"hold": process.rank, "holds": holds})
             case {"unformed": generation, "message": why}:
-                what = f"rank {process.rank} cannot reach its peers: {why}"
+                what = f"rank {process.rank} cannot reach its peers: {why}{hint(why, os.environ)}"
                 self._log(what)
                 ending = process.lose_peers(what, generation=generation, is_unformed=True)
                 self._send({"unformed": ending.to_json(), "generation": generation})
@@ -110,6 +116,16 @@ class RankEvents:
         if (message, generation) != self._last:
             self._last = message, generation
             self._log(message)
+
+
+def hint(why: str, env: Mapping[str, str]) -> str:
+    """How to fix that gloo of one machine looks for another one on its own loopback; else nothing."""
+    if not _ON_LOOPBACK.search(why) or env.get(contract.NNODES, "1") == "1" or _INTERFACE in env:
+        return ""
+    return (
+        "\n  fix: a host name resolves to a loopback address, as in /etc/hosts of Ubuntu: set "
+        f"{_INTERFACE} on each machine to the interface by which it reaches the others, such as eth0"
+    )
 
 
 def _headline(process: RankProcess, ending: Ending) -> str:
