@@ -79,10 +79,11 @@ _EXPLAINED = [
             "the cluster does not accept the login in the kubeconfig",
             "log in again; kubectl get pods must work",
         ),
-        (  # by the program that gets a token: of a cloud, or of single sign-on
+        (  # by the program that gets a token, of a cloud or of single sign-on; without a network it fails too
             r"getting credentials: (?P<why>.+)",
             "kubectl cannot log in: {why}",
             "log in again; kubectl get pods must work",
+            UnreachableError,
         ),
         (
             r'Error from server: (?:error dialing backend|Get "https://[^/"]+/containerLogs/[^"]*"): '

@@ -212,13 +212,16 @@ def test_rule_of_the_api_is_one_sentence(why: str, shown: str) -> None:
     assert str(Kubectl()._error(said)) == shown
 
 
-def test_cluster_without_an_answer_is_asked_again_for_some_minutes() -> None:
+@pytest.mark.parametrize(
+    "said", ["net/http: TLS handshake timeout", "getting credentials: exec: executable aws failed"]
+)
+def test_cluster_without_an_answer_is_asked_again_for_some_minutes(said: str) -> None:
     now = [1.0]
     patience = Patience(lambda: now[0])
 
     def ask() -> None:
         with patience.forgiving():
-            raise Kubectl()._error("Unable to connect to the server: net/http: TLS handshake timeout")
+            raise Kubectl()._error(f"Unable to connect to the server: {said}")
 
     ask()
     now[0] += PATIENCE_S
