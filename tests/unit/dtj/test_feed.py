@@ -9,9 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, TensorDataset
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
-from dtj.data.loader import Pair
+from dtj.data.loader import Pair, look_up
 from dtj.data.splitter import Splitter
 from dtj.errors import RecipeError
 from tests.unit.dtj.feeds import feed, in_changing_worlds, real
@@ -131,6 +132,13 @@ def test_samples_keep_their_memory_format() -> None:
     images = torch.zeros(4, 3, 5, 5).to(memory_format=torch.channels_last)
     (found,) = next(iter(feed(data=TensorDataset(images), batch=2).batch()))
     assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_samples_may_be_on_the_accelerator_already() -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):  # knows the devices of tensors, and needs none
+        images = TensorDataset(torch.empty(4, 3, device="cuda"))
+        (found,) = look_up(images, np.array([3, 0]), default_collate, seed=0, position=0)
+    assert (found.shape, found.device.type) == ((2, 3), "cuda")
 
 
 class Doubled(TensorDataset):

@@ -30,15 +30,17 @@ class Pair(NamedTuple):
 
 
 def look_up(dataset: Any, indices: Indices, collate: Collate, *, seed: int, position: int) -> Any:
-    """The collated samples at `indices` of a map-style dataset, in host memory.
+    """The collated samples at `indices` of a map-style dataset, on the device where the dataset has them.
 
     seed, position  of the run and of the batch; with the samples they determine the random numbers drawn here
     """
     # Index each tensor once, not once per sample. Not for subclasses, which may override __getitem__.
     if type(dataset) is TensorDataset and collate is default_collate:
         rows = torch.from_numpy(indices)
-        # index_select takes a third of the time, but its result is always contiguous.
-        return as_batch([c.index_select(0, rows) if c.is_contiguous() else c[rows] for c in dataset.tensors])
+        # index_select takes a third of the time, but its result is contiguous, its index on the same device.
+        return as_batch(
+            [c.index_select(0, rows) if c.is_cpu and c.is_contiguous() else c[rows] for c in dataset.tensors]
+        )
     wanted: list[int] = indices.tolist()
     with random_state.of_samples(seed, position=position, first=wanted[0]):
         if hasattr(dataset, "__getitems__"):
