@@ -240,6 +240,19 @@ class Remembering(nn.Linear):
         return lambda: self
 
 
+def test_numbers_of_numpy_are_saved_as_pythons(tmp_path: Path) -> None:
+    """The usual cosine schedule makes the learning rate one, and so does a score of scikit-learn."""
+    parts = Parts(Strategy(Layout(strategy="none", sizes={}, rank=0), torch.device("cpu")))
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.2)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, np.cos)
+    optimizer.step()
+    schedule.step()
+    parts.register({"optimizer": optimizer, "schedule": schedule})
+    found = checkpoints.whole(commit(tmp_path, 1, state=parts.state(1)))["parts"]
+    (group,) = found["optimizer"]["param_groups"]
+    assert group["lr"] == found["schedule"]["_last_lr"][0] == pytest.approx(0.2 * np.cos(1))
+
+
 @pytest.mark.parametrize(
     ("part", "message"),
     [

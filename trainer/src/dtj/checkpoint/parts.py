@@ -5,10 +5,13 @@ state -> parts        whichever strategy saved it, and however it was sharded th
 """
 
 import copy
+import operator
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -72,12 +75,12 @@ class Parts:
                     f"run.state got {name}, a {type(part).__qualname__} without state_dict",
                     fix="define state_dict and load_state_dict, or omit it",
                 )
-            save.check_loadable(part.state_dict(), name)
+            save.check_loadable(_state_of(part), name)
         self.user_parts = dict(parts)
 
     def state(self, step: int) -> dict[str, Any]:
         """The state as this rank holds it; complete only if every rank holds the whole state."""
-        return self._tree(step, {name: part.state_dict() for name, part in self._all.items()})
+        return self._tree(step, {name: _state_of(part) for name, part in self._all.items()})
 
     def snapshot(self, step: int, group: "dist.ProcessGroup | None") -> Snapshot:
         """The state to save. Every rank calls this after the same step; only sharded state needs messages."""
@@ -86,7 +89,7 @@ class Parts:
             return Snapshot(step=step, tree=self.state(step) if is_rank0 else {}, shards={})
         from dtj.checkpoint import sharded  # noqa: PLC0415 - half a second of imports that DDP does not need
 
-        mine, shards = sharded.extract_tensors({name: part.state_dict() for name, part in self._all.items()})
+        mine, shards = sharded.extract_tensors({name: _state_of(part) for name, part in self._all.items()})
         trees = [mine]  # of all ranks
         if group is not None:
             trees = exchange.gather(mine, group=group)
@@ -128,7 +131,7 @@ class Parts:
 
     def rank_state(self) -> dict[str, Any]:
         """What this rank alone holds, by part: shards stay sharded. For this rank, and the same layout."""
-        return {name: part.state_dict() for name, part in self._all.items()}
+        return {name: _state_of(part) for name, part in self._all.items()}
 
     def load_rank_state(self, states: Mapping[str, Any]) -> None:
         """Load what `rank_state` returned."""
@@ -177,6 +180,23 @@ class Parts:
         else:
             found = sharded.load_tensors(whole, shards, plan)
         return found
+
+
+def _state_of(part: Stateful) -> Any:
+    return _without_numpy(part.state_dict())
+
+
+def _without_numpy(state: Any) -> Any:
+    """NumPy's numbers as Python's, as of a learning rate that np.cos computed: torch would not load them."""
+    if isinstance(state, np.generic):
+        return state.item()
+    if type(state) in {dict, OrderedDict}:
+        found = {key: _without_numpy(value) for key, value in state.items()}
+        return state if all(found[key] is value for key, value in state.items()) else type(state)(found)
+    if type(state) in {list, tuple}:
+        items = [_without_numpy(item) for item in state]
+        return state if all(map(operator.is_, items, state)) else type(state)(items)
+    return state
 
 
 def _check_kind(part: Stateful) -> None:
