@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 
 from dtj import contract as trainer
 from dtj.agent.options import Options
@@ -21,7 +22,9 @@ from dtj.agent.wire import outcome
 from dtj.agent.wire.outcome import Ending
 from dtj.agent.wire.protocol import CoordinatorState, RestartBudget
 from dtj.local import manifest as local
+from dtj_client.from_yaml import documents
 from dtj_operator.model import agent_status, exit_report, names, spec
+from dtj_operator.plan.actions import headline
 from dtj_operator.plan.children.env import PodContext, of_replica, shared
 from tests.support.builders import JobBuilder
 
@@ -190,3 +193,24 @@ def test_operator_accepts_the_status_of_replica_0_only():
     assert agent_status.parse(answer(0), key, parsed.uid, observed_at=0, address="10.0.0.1", ranks=2).rejoin
     with pytest.raises(msgspec.ValidationError, match=f"does not belong to replica 0 of {key}"):
         agent_status.parse(answer(1), key, parsed.uid, observed_at=0, address="10.0.0.1", ranks=2)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pytest.param("epoch 1\nKilled", id="the end of a log"),
+        pytest.param("there is no module 'digitz'\n  fix: check the name", id="an error of dtj"),
+        pytest.param(
+            'Traceback:\n  File "a.py", line 1\n    x()\nCudaError: no memory\nCompile with debug symbols.',
+            id="an error of several lines, and a traceback",
+        ),
+        pytest.param('in a wait:\n  File "a.py", line 1\n    x()', id="a stack without an error"),
+    ],
+)
+def test_log_of_the_agent_and_status_of_the_job_have_the_same_line_of_an_error(message: str):
+    assert outcome.headline(message) == headline(message)
+
+
+def test_client_and_local_run_read_the_same_values_from_a_manifest():
+    text = "[1:30:00, 2026-11-25, 2026-11-25T10:00:00Z, 010, 1.5, 3e-4, yes, ~, text, '1:30']"
+    assert [yaml.load(text, local._loader(yaml))] == documents(text)
