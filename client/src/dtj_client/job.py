@@ -113,11 +113,10 @@ class Job:
         if ranks is not None:
             present = self.kubectl.pods(self.name)
             check_ranks(job, present, ranks)
-            having = replicas_with(present, ranks) if present else set()
-            if (
-                replicas is None and having and having <= set(replicas_of(job, None))
-            ):  # else some may be added
-                replicas = having
+            if replicas is None and present and ranks:
+                having = replicas_with(present, ranks)
+                if having <= set(replicas_of(job, None)):  # else some may be added
+                    replicas = having
         chosen = replicas_of(job, None if replicas is None else set(replicas))
         flags = [f"--container={container_of(job)}", *([f"--since={since}"] if since else [])]
         lines: Iterator[Line]

@@ -56,7 +56,7 @@ def extract_tensors(state: Any, path: str = "") -> tuple[Any, Tensors]:
 
 
 def merge_trees(trees: list[Any]) -> Any:
-    """All ranks' trees as one tree: dicts are united; of all other values, the first rank's is taken."""
+    """All ranks' trees as one tree: of equal keys and places, the first rank's value is taken."""
     first = next((tree for tree in trees if not _is_placeholder(tree)), trees[0])
     if type(first) in _LISTS and all(type(each) is type(first) and len(each) == len(first) for each in trees):
         return type(first)(merge_trees(list(items)) for items in zip(*trees, strict=True))

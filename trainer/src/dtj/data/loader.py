@@ -37,7 +37,7 @@ def look_up(dataset: Any, indices: Indices, collate: Collate, *, seed: int, posi
     # Index each tensor once, not once per sample. Not for subclasses, which may override __getitem__.
     if type(dataset) is TensorDataset and collate is default_collate:
         rows = torch.from_numpy(indices)
-        # index_select takes a third of the time, but its result is contiguous, its index on the same device.
+        # index_select takes a third of the time. Its result is contiguous, and it needs rows on that device.
         return as_batch(
             [c.index_select(0, rows) if c.is_cpu and c.is_contiguous() else c[rows] for c in dataset.tensors]
         )

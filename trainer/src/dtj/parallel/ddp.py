@@ -48,31 +48,32 @@ class DataParallel(Strategy):
             model, device=self.device, hook=self._hook, init_sync=not is_healing, **self.ddp_options
         )
 
+    @property
+    def _wrapped(self) -> "list[RebuildableDDP]":
+        return [model for model in self.models if isinstance(model, RebuildableDDP)]
+
     def rebuild(self) -> None:
-        for model in self.models:
-            if isinstance(model, RebuildableDDP):
-                model.rebuild()
+        for model in self._wrapped:
+            model.rebuild()
 
     def end_backward(self) -> None:
         """RecipeError if no model was called through DDP, which then averages nothing."""
-        called = [model.calls for model in self.models if isinstance(model, RebuildableDDP)]
-        if not any(called) and any(p.grad is not None for p in self.parameters):
+        wrapped = self._wrapped
+        if not any(model.calls for model in wrapped) and any(p.grad is not None for p in self.parameters):
             raise RecipeError(
                 "run.backward got a loss of a model that was not called since the last one, so its gradients "
                 "would not be averaged over the ranks",
                 fix="call what run.parallel returned, not a method of run.unwrap(model): forward can choose "
                 "between methods by an argument",
             )
-        for model in self.models:
-            if isinstance(model, RebuildableDDP):
-                model.calls = 0
+        for model in wrapped:
+            model.calls = 0
 
     @contextlib.contextmanager
     def without_sync(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
-            for model in self.models:
-                if isinstance(model, DistributedDataParallel):
-                    stack.enter_context(model.no_sync())
+            for model in self._wrapped:
+                stack.enter_context(model.no_sync())
             yield
 
     @contextlib.contextmanager
@@ -89,7 +90,7 @@ class DataParallel(Strategy):
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """As in other strategies, but also without DDP's broadcast of buffers before each forward."""
-        wrapped = [m for m in self.models if isinstance(m, DistributedDataParallel)]
+        wrapped = self._wrapped
         with super().evaluating():
             for model in wrapped:
                 model.require_forward_param_sync = False

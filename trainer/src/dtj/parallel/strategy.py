@@ -73,12 +73,13 @@ class Strategy:
 
         RecipeError if it shares a parameter with one of those, whose gradient would be averaged twice.
         """
-        before, known = list(model.parameters()), set(self.parameters)
+        known = set(self.parameters)
         if shared := next((name for name, p in model.named_parameters() if p in known), None):
             raise RecipeError(
                 f"run.parallel got a model that shares {shared} with an earlier one",
                 fix="pass one module that holds both, and calls them in its forward",
             )
+        self._replaced.update({id(p): p for p in model.parameters()})
         if load and not self.loads_shards:
             load(model, torch.device("cpu"))
         self.tied[model] = _tied(model)
@@ -88,8 +89,8 @@ class Strategy:
         self.models.append(wrapped)
         self.parameters += wrapped.parameters()
         self._names.update(name for name, _ in unwrap(wrapped).named_parameters())
-        present = set(wrapped.parameters())
-        self._replaced.update({id(p): p for p in before if p not in present})
+        for parameter in wrapped.parameters():
+            self._replaced.pop(id(parameter), None)
         self.buffers += wrapped.buffers()
         return wrapped
 

@@ -151,7 +151,7 @@ class PlainForm:
         self._weights: Weights | None = None  # from its first loss on
         self._micro_batch: MicroBatch | None = None  # whose loss is awaited
         self._is_last = False
-        self._losses = self._wanted = 0  # of the present pass
+        self._losses = 0  # of the present pass
         self._forward = contextlib.ExitStack()
         self._total = torch.zeros((), device=strategy.device)
 
@@ -181,9 +181,10 @@ class PlainForm:
 
     def check_complete(self) -> None:
         """RecipeError if the last pass had some losses, but not all: its gradients are not averaged."""
-        if 0 < self._losses < self._wanted:
+        wanted = len(self._batch.micro_batches) if self._batch else 0
+        if 0 < self._losses < wanted:
             raise RecipeError(
-                f"run.backward was called for {self._losses} of {self._wanted} micro-batches of a step",
+                f"run.backward was called for {self._losses} of {wanted} micro-batches of a step",
                 fix="call it for each of them; to ignore one, multiply its loss by 0",
             )
 
@@ -219,7 +220,7 @@ class PlainForm:
                 f"--parallel {self._strategy.layout.strategy} runs forward and backward by its own schedule",
                 fix="pass a function: run.backward(lambda mb: loss(model, mb), batch)",
             )
-        self._losses, self._wanted = 0, len(batch.micro_batches)
+        self._losses = 0
         self._begins()
         self._batch, self._weights = batch, None
         self._total = torch.zeros((), device=self._strategy.device)

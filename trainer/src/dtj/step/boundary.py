@@ -121,7 +121,7 @@ class Boundary:
     def conclude(self) -> Location | None:
         """Save the final state. Ranks with local steps synchronize first; raises if a loss was not finite."""
         self._strategy.after_step(self._progress.step, force=True)
-        self._check_finite(weights=True)
+        self._check_weights()
         with heartbeat.mine.saving():
             folder = self._checkpointer.save(self._progress.step, group=self._groups.control, last=True)
             # Every rank waits here until rank 0 has committed the checkpoint. If rank 0 is lost during the
@@ -134,7 +134,7 @@ class Boundary:
         """Save or copy the state. A save is copied, too: the copy is never older than the checkpoint."""
         saves, self._save_due, self._copy_due = self._save_due, False, False
         began = time.monotonic()
-        self._check_finite(weights=True)
+        self._check_weights()
         with heartbeat.mine.saving():
             if saves:
                 self._checkpointer.save(step, group=self._groups.control)
@@ -194,9 +194,12 @@ class Boundary:
         self._say(f"stopped at step {self._progress.step}; nothing was saved")
         raise Stopped(EXIT_SIGNAL + (self._stop.signal or 15))
 
+    def _check_weights(self) -> None:
+        """Raise on every rank if the state must not be saved."""
+        self._strategy.check_unchanged()
+        self._check_finite(weights=True)
+
     def _check_finite(self, *, weights: bool = False) -> None:
-        if weights:
-            self._strategy.check_unchanged()
         self._finite.check(
             self._groups.control,
             saved=self._checkpointer.saved_step,
