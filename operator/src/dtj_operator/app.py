@@ -84,7 +84,9 @@ class App:
         # For watches and the lease, so that a burst of writes cannot starve them.
         self._steady = Api(config, Bucket(UNLIMITED), chance, identity=identity)
         self._ask = HttpAsk()
-        self.queue: WorkQueue[Key] = WorkQueue(chance)
+        self.queue: WorkQueue[Key] = WorkQueue(
+            chance, workers=settings.workers, group_of=lambda key: key.namespace
+        )
         self.jobs = Jobs(self._api, self.queue.add, time.monotonic)
         self._leads = self._takes_over = False
         self._no_jobs = ""  # why the jobs cannot be read, as far as is known

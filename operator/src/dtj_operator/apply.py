@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+from dtj_operator.engine.shares import Shares
 from dtj_operator.kube import paths, pods
 from dtj_operator.kube.api import Api, Query, decode
 from dtj_operator.kube.cache import Cache
@@ -46,7 +47,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-CALLS_IN_FLIGHT = 32  # more calls would only queue up in the API server
+CALLS_IN_FLIGHT = 64  # of all namespaces; half for one: more calls would only queue up in the API server
 NO_CLASS = "no PriorityClass with name"  # in the API server's message
 RELABELLED = (
     "a webhook changes the labels dtj.dev/* or the owner of new pods such as {}; exclude pods of jobs from it"
@@ -83,7 +84,9 @@ class _Kind(NamedTuple):
 class Applier:
     def __init__(self, api: Api, caches: Caches, clock: Callable[[], float] = time.monotonic) -> None:
         self._api, self._caches, self._pods, self._clock = api, caches, caches.pods, clock
-        self._in_flight = asyncio.Semaphore(CALLS_IN_FLIGHT)
+        self._in_flight: Shares[str] = Shares(
+            CALLS_IN_FLIGHT
+        )  # of namespaces: the webhook of one may be slow
         self._kinds = {
             "Pod": _Kind(paths.pods, pods.decode_pod, caches.pods),
             "PodGroup": _Kind(self._pod_groups, decode_pod_group, caches.pod_groups),
@@ -103,7 +106,7 @@ class Applier:
         until = self._clock() + APPLY_S
         others = (self._act(key, uid, a, until) for a in actions if not isinstance(a, CreatePod))
         try:
-            results = await self._all(others)
+            results = await self._all(key.namespace, others)
             if None in results:
                 return Applied(unfinished=True)
             refusals = [result for result in results if isinstance(result, Refusal)]
@@ -131,7 +134,7 @@ class Applier:
                 if action is None:
                     return
                 try:
-                    async with self._in_flight:
+                    async with self._in_flight.hold(action.body["metadata"]["namespace"]):
                         result = await self._create_pod(action.body, uid)
                 except ApiError as error:
                     failures.append(error)
@@ -347,11 +350,11 @@ class Applier:
             _log.warning("reverted an edit of a child object", extra={"kind": cache.kind.kind})
         return raw
 
-    async def _all(self, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    async def _all(self, namespace: str, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         """Run all calls, a few at a time; raise the first failure only after all have ended."""
 
         async def bounded(call: Coroutine[Any, Any, T]) -> T:
-            async with self._in_flight:
+            async with self._in_flight.hold(namespace):
                 return await call
 
         results = await asyncio.gather(*map(bounded, calls), return_exceptions=True)

@@ -104,7 +104,12 @@ def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
         help="limit of requests to the API server, averaged over one second (500)",
     )
     # Workers mostly wait for answers. More workers only lengthen each other's bursts.
-    add("--workers", type=positive_integer, default=16, help="jobs reconciled in parallel (16)")
+    add(
+        "--workers",
+        type=positive_integer,
+        default=32,
+        help="jobs reconciled in parallel (32); those of one namespace take at most half of them",
+    )
     add(
         "--progress-seconds",
         dest="progress_s",

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import web
+from msgspec.structs import replace
 
 from dtj_operator.apply import APPLY_S, CALLS_IN_FLIGHT, Applied, Applier
 from dtj_operator.kube.api import Api
@@ -103,8 +104,8 @@ class Doing:
         self.now = 0.0
         self._applier = Applier(self.api, caches, lambda: self.now)
 
-    async def __call__(self, *actions: Action) -> Applied:
-        return await self._applier.apply(KEY, JOB.uid, actions)
+    async def __call__(self, *actions: Action, key: Key = KEY) -> Applied:
+        return await self._applier.apply(key, JOB.uid, actions)
 
     def asked(self) -> list[str]:
         """The requests, as `METHOD last-part-of-the-path`."""
@@ -181,7 +182,30 @@ async def test_creates_grow_in_parallel_and_a_slow_one_does_not_delay_the_rest()
             assert await do(*[CreatePod(wanted(index)) for index in range(100)]) == Applied()
 
     assert seen[1] == 1, "the first create is alone"
-    assert max(seen) <= CALLS_IN_FLIGHT
+    assert max(seen) <= CALLS_IN_FLIGHT / 2
+
+
+async def test_slow_webhook_of_a_namespace_delays_no_other_namespace() -> None:
+    begun, done = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "elsewhere" not in request.path:
+            if len(do.server.asked) == CALLS_IN_FLIGHT / 2:
+                begun.set()
+            await done.wait()
+        return await REMOVED(request)
+
+    async with doing(*[answer] * 2 * CALLS_IN_FLIGHT) as do, asyncio.timeout(10):
+        many = [DeletePod(pod(index).pod) for index in range(CALLS_IN_FLIGHT)]
+        waiting = asyncio.create_task(do(*many))
+        await begun.wait()
+        elsewhere = replace(pod(0).pod, namespace="elsewhere")
+        await do(DeletePod(elsewhere), key=Key("elsewhere", JOB.name))
+        last = do.server.asked[-1][1]
+        done.set()
+        assert await waiting == Applied()
+
+    assert last == "/api/v1/namespaces/elsewhere/pods/digits-0"
 
 
 async def test_pod_that_may_have_been_created_is_unverified() -> None:

@@ -2,16 +2,21 @@
 
 A thousand events about one job become one reconcile. If a key is added while a worker holds it, it is queued
 again afterwards. Keys are taken in order of urgency: keys added with patience yield to urgent ones until it
-runs out. Runs on one event loop, so it needs no locks. The watches add keys; the workers take them.
+runs out. The workers are shared by groups of keys: keys of a group that has its share wait beside the others.
+Runs on one event loop, so it needs no locks. The watches add keys; the workers take them.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Hashable
+import sys
+from collections.abc import AsyncIterator, Callable, Hashable
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import count
 from random import Random
 from typing import Generic, TypeVar
+
+from dtj_operator.engine.shares import Shares
 
 K = TypeVar("K", bound=Hashable)
 
@@ -30,12 +35,26 @@ class _Place:
 
 
 class WorkQueue(Generic[K]):
-    """Keys to reconcile: now (`add`), later (`add_after`), or after a failure (`retry`)."""
+    """Keys to reconcile: now (`add`), later (`add_after`), or after a failure (`retry`).
+
+    workers   how many take keys
+    group_of  the group of a key; without it each key is a group of its own
+    """
 
     def __init__(
-        self, random: Random, *, first_s: float = FIRST_BACKOFF_S, longest_s: float = LONGEST_BACKOFF_S
+        self,
+        random: Random,
+        *,
+        workers: int = sys.maxsize,
+        group_of: Callable[[K], Hashable] = lambda key: key,
+        first_s: float = FIRST_BACKOFF_S,
+        longest_s: float = LONGEST_BACKOFF_S,
     ) -> None:
         self._random, self._first_s, self._longest_s = random, first_s, longest_s
+        self._group_of, self._shares = group_of, Shares[Hashable](workers)
+        self._parked: dict[
+            Hashable, list[tuple[float, int, K]]
+        ] = {}  # heaps, of groups that have their share
         self._ready: asyncio.PriorityQueue[tuple[float, int, K]] = asyncio.PriorityQueue()
         self._numbers = count()
         self._waiting: dict[K, _Place] = {}  # keys that are queued, or were added while a worker holds them
@@ -110,6 +129,8 @@ class WorkQueue(Generic[K]):
             self._busy.discard(key)
             if key in self._waiting:
                 self._put(key, self._waiting[key])
+            self._shares.give_back(self._group_of(key))
+            self._unpark()
 
     def close(self) -> None:
         """Cancel all timers."""
@@ -123,10 +144,30 @@ class WorkQueue(Generic[K]):
     async def _next(self) -> tuple[K, _Place]:
         """Take the next key; skip entries of keys that were moved to a more urgent place."""
         while True:
-            _, number, key = await self._ready.get()
-            place = self._waiting.get(key)
-            if place is not None and place.number == number:
+            entry = await self._ready.get()
+            if not self._is_current(entry):
+                continue
+            key = entry[2]
+            group = self._group_of(key)
+            if self._shares.try_take(group):
                 return key, self._waiting.pop(key)
+            heappush(self._parked.setdefault(group, []), entry)
+
+    def _is_current(self, entry: tuple[float, int, K]) -> bool:
+        _, number, key = entry
+        place = self._waiting.get(key)
+        return place is not None and place.number == number
+
+    def _unpark(self) -> None:
+        """A worker is free: put back the next key of each group that may have it."""
+        for group, entries in list(self._parked.items()):
+            while entries and self._shares.may_take(group):
+                entry = heappop(entries)
+                if self._is_current(entry):
+                    self._ready.put_nowait(entry)
+                    break
+            if not entries:
+                del self._parked[group]
 
     def _fire(self, key: K) -> None:
         _, until = self._timers.pop(key)

@@ -187,3 +187,47 @@ async def test_of_several_delays_the_earliest_time_and_the_earliest_end_of_patie
     queue.add("b", patience_s=b_until - 1)
 
     assert [await next_key(queue) for _ in range(2)] == order
+
+
+async def test_keys_of_a_slow_group_leave_workers_for_others() -> None:
+    queue: WorkQueue[str] = WorkQueue(Random(1), workers=4, group_of=lambda key: key[0])
+    done, taken = asyncio.Event(), list[str]()
+
+    async def work() -> None:
+        while True:
+            async with queue.take() as (key, _):
+                taken.append(key)
+                if key[0] == "s":
+                    await done.wait()
+
+    workers = [asyncio.create_task(work()) for _ in range(4)]
+    for number in range(6):
+        queue.add(f"s{number}")
+    queue.add("s4")  # no second place in the queue
+    await asyncio.sleep(1)
+    for key in ("a1", "b1", "a2"):
+        queue.add(key)
+    await asyncio.sleep(1)
+    slow, others = taken[:2], taken[2:]
+    done.set()
+    await asyncio.sleep(1)
+    for worker in workers:
+        worker.cancel()
+
+    assert (slow, others) == (["s0", "s1"], ["a1", "b1", "a2"])
+    assert taken[5:] == ["s2", "s3", "s4", "s5"]
+    assert len(queue) == 0
+
+
+async def test_key_that_becomes_urgent_while_its_group_has_its_share_is_taken_first_and_once() -> None:
+    queue: WorkQueue[str] = WorkQueue(Random(1), workers=2, group_of=lambda key: key[0])
+    for key in ("s0", "s1", "s2"):
+        queue.add(key, patience_s=60)
+    async with queue.take() as (first, _):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await next_key(queue)
+        queue.add("s2")
+
+    assert [first, await next_key(queue), await next_key(queue)] == ["s0", "s2", "s1"]
+    assert len(queue) == 0
