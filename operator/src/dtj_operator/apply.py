@@ -18,7 +18,7 @@ from dtj_operator.kube import paths, pods
 from dtj_operator.kube.api import Api, Query, decode
 from dtj_operator.kube.cache import Cache
 from dtj_operator.kube.caches import Caches
-from dtj_operator.kube.children import ChildCache
+from dtj_operator.kube.children import ChildCache, ChildView
 from dtj_operator.kube.errors import ApiError, Conflict, NotFound, Refused, Unavailable
 from dtj_operator.kube.pod_groups import decode_pod_group
 from dtj_operator.kube.workloads import decode_workload
@@ -36,7 +36,6 @@ from dtj_operator.plan.actions import (
     DeleteChild,
     DeleteJob,
     DeletePod,
-    Ensure,
     UpdateWorkload,
 )
 from dtj_operator.plan.children.workload import status_change
@@ -160,13 +159,11 @@ class Applier:
             case DeletePod():
                 return await self._delete_pod(action, until)
             case Create(body):
-                return await self._create_for_pods(body, uid)
+                return await self._create_child(body, uid)
             case Delete(view):
                 await self._delete("PodGroup" if isinstance(view, PodGroupView) else "Workload", view)
             case UpdateWorkload() | AdoptWorkload():
                 return await self._change_workload(action)
-            case Ensure(body):
-                return await self._ensure(self._caches.of(body["kind"]), key, body, uid)
             case DeleteChild(kind, known):
                 found = self._caches.of(kind).get(key)
                 if found is not None and (found.uid == known if known else found.owner_uid == uid):
@@ -200,15 +197,24 @@ class Applier:
             self._caches.gangs.note_dropped(found.namespace)
         return True
 
-    async def _create_for_pods(self, body: Json, uid: str) -> Refusal | bool:
-        """Create a PodGroup or Workload; return False if one of an earlier job has to go first."""
+    async def _create_child(self, body: Json, uid: str) -> Refusal | bool:
+        """Create any child but a pod; return False if its name is not free yet.
+
+        An edit of it is reverted; what an earlier job of this name left is deleted.
+        """
         made = await self._create(body["kind"], body)
         if made is None or isinstance(made, Refusal):
             return made or False
-        found, _ = made
+        found, existed = made
+        if found.deleting:
+            return False
         if found.owner_uid != uid:
             await self._delete(body["kind"], found)
-        return bool(found.owner_uid == uid)
+            return False
+        if existed and isinstance(found, ChildView):
+            cache = self._caches.of(body["kind"])
+            return not cache.kind.is_edited(found, body) or await self._revert(cache, found, body)
+        return True
 
     async def _create(self, name: str, body: Json, query: Query = ()) -> tuple[Any, bool] | Refusal | None:
         """Return the object, and whether it existed before; None if it was deleted a moment ago.
@@ -305,50 +311,30 @@ class Applier:
         self._caches.workloads.observe(decode_workload(answer), found=True)
         return True
 
-    async def _ensure(self, cache: ChildCache, key: Key, body: Json, uid: str) -> Refusal | bool:
-        """Create the object; revert an edit of it; replace one that an earlier job of this name left."""
-        folder = cache.kind.path(key.namespace)
-        try:
-            try:
-                raw = await self._api.create(folder, body)
-            except Conflict:
-                raw = await self._api.get(f"{folder}/{key.name}")
-                found = cache.kind.decode(raw)
-                if found.owner != key.name:
-                    return name_conflict(cache.kind.kind, key.name)
-                if found.deleting:
-                    return False
-                reverted = await self._revert(cache, raw, body) if found.owner_uid == uid else None
-                if reverted is None:
-                    await self._delete(cache.kind.kind, found)
-                    reverted = await self._api.create(folder, body)
-                raw = reverted
-        except (Conflict, NotFound):  # it changed or was deleted a moment ago
-            return False
-        cache.observe(cache.kind.decode(raw), quiet=True)
-        return True
-
-    async def _revert(self, cache: ChildCache, raw: bytes, body: Json) -> bytes | None:
+    async def _revert(self, cache: ChildCache, found: ChildView, body: Json) -> bool:
         """Restore spec and labels in place: if the NetworkPolicy were deleted first, every pod could connect.
 
-        Labels and annotations of others are kept. Returns None if only a new object can have this spec, such
-        as after an edit that gave the Service an IP address.
+        Labels and annotations of others are kept. Returns False if it changed or was deleted a moment ago, or
+        if only a new object can have this spec, such as after an edit that gave the Service an IP address.
         """
-        found, before = decode(raw), cache.kind.decode(raw)
-        meta = found["metadata"]
-        meta["labels"] = (meta.get("labels") or {}) | body["metadata"]["labels"]
-        path = f"{cache.kind.path(before.namespace)}/{before.name}"
+        path = f"{cache.kind.path(found.namespace)}/{found.name}"
         try:
-            raw = await self._api.update(path, found | {"spec": body["spec"]})
+            raw = decode(await self._api.get(path))
+            meta = raw["metadata"]
+            meta["labels"] = (meta.get("labels") or {}) | body["metadata"]["labels"]
+            answer = await self._api.update(path, raw | {"spec": body["spec"]})
+        except (Conflict, NotFound):
+            return False
         except Refused as error:
             if error.status != 422:
                 raise
-            cache.note_reverted(before.key)
-            return None
-        if cache.kind.decode(raw).version != before.version:
-            cache.note_reverted(before.key)
-            _log.warning("reverted an edit of a child object", extra={"kind": cache.kind.kind})
-        return raw
+            await self._delete(cache.kind.kind, found)
+            cache.note_reverted(found.key)
+            return False
+        cache.observe(cache.kind.decode(answer), quiet=True)
+        cache.note_reverted(found.key)
+        _log.warning("reverted an edit of a child object", extra={"kind": cache.kind.kind})
+        return True
 
     async def _all(self, namespace: str, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         """Run all calls, a few at a time; raise the first failure only after all have ended."""

@@ -137,6 +137,4 @@ def _state(cache: ChildCache, key: Key, uid: str, wanted: Json) -> Child:
         return Child.FOREIGN
     if found.owner_uid != uid or found.deleting:
         return Child.ABSENT
-    # Our watch does not see an object without our label.
-    unedited = found.label == key.name and found.fingerprint == cache.kind.fingerprint(wanted["spec"])
-    return Child.PRESENT if unedited else Child.EDITED
+    return Child.EDITED if cache.kind.is_edited(found, wanted) else Child.PRESENT

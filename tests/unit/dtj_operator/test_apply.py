@@ -32,7 +32,6 @@ from dtj_operator.plan.actions import (
     Delete,
     DeleteChild,
     DeletePod,
-    Ensure,
     UpdateWorkload,
 )
 from dtj_operator.plan.children.meta import metadata
@@ -130,7 +129,7 @@ async def test_only_pods_are_created_with_strict_validation_because_only_they_ha
     None
 ):
     async with doing(says(stored(service(JOB))), says(stored(wanted()))) as do:
-        await do(Ensure(service(JOB)), CreatePod(wanted()))
+        await do(Create(service(JOB)), CreatePod(wanted()))
 
         queries = [query for _, _, query, _ in do.server.asked]
         assert queries == [{}, {"fieldValidation": "Strict"}]
@@ -394,11 +393,11 @@ async def test_edit_of_a_service_is_reverted_in_place() -> None:
     wanted = service(JOB)
     edited = stored(wanted, labels={"theirs": "kept"}, annotations={"theirs": "kept"}) | {"spec": EDIT}
     restored = stored(wanted, resourceVersion="8")
-    async with doing(TAKEN, says(edited), says(restored)) as do:
-        assert await do(Ensure(wanted)) == Applied()
+    async with doing(TAKEN, says(edited), says(edited), says(restored)) as do:
+        assert await do(Create(wanted)) == Applied()
 
-        assert do.asked() == ["POST services", "GET digits", "PUT digits"]
-        put = do.server.asked[2][3]
+        assert do.asked()[-1] == "PUT digits"
+        put = do.server.asked[-1][3]
         assert (put["spec"], put["metadata"]["resourceVersion"]) == (wanted["spec"], "7")
         assert put["metadata"]["labels"] == {"theirs": "kept", **wanted["metadata"]["labels"]}
         assert put["metadata"]["annotations"] == {"theirs": "kept"}
@@ -408,14 +407,16 @@ async def test_edit_of_a_service_is_reverted_in_place() -> None:
         assert do.services.since_reverted(KEY) < 60
 
 
-async def test_service_is_replaced_if_its_edit_cannot_be_reverted() -> None:
+async def test_service_whose_edit_cannot_be_reverted_is_deleted_so_that_the_next_reconcile_creates_it() -> (
+    None
+):
     edited = stored(service(JOB)) | {"spec": {"clusterIP": "10.0.0.7"}}
-    new = says(stored(service(JOB), "new"))
-    async with doing(TAKEN, says(edited), refuses(422, "Invalid"), REMOVED, new) as do:
-        assert await do(Ensure(service(JOB))) == Applied()
+    async with doing(TAKEN, says(edited), says(edited), refuses(422, "Invalid"), REMOVED) as do:
+        assert await do(Create(service(JOB))) == Applied(blocked=True)
 
-        assert do.asked()[2:] == ["PUT digits", "DELETE digits", "POST services"]
-        assert do.server.asked[3][3]["preconditions"] == {"uid": "u"}
+        assert do.asked()[-2:] == ["PUT digits", "DELETE digits"]
+        assert do.server.asked[-1][3]["preconditions"] == {"uid": "u"}
+        assert do.services.get(KEY) is None
         assert do.services.since_reverted(KEY) < 60
 
 
@@ -424,26 +425,24 @@ async def test_service_is_replaced_if_its_edit_cannot_be_reverted() -> None:
 )
 async def test_edited_service_is_not_deleted_if_its_update_fails(status: int, blocked: bool) -> None:
     edited = stored(service(JOB)) | {"spec": EDIT}
-    async with doing(TAKEN, says(edited), refuses(status, "No")) as do:
-        outcome = await do(Ensure(service(JOB)))
+    async with doing(TAKEN, says(edited), says(edited), refuses(status, "No")) as do:
+        outcome = await do(Create(service(JOB)))
 
     assert (outcome.blocked, bool(outcome.refusals)) == (blocked, not blocked)
-    assert do.asked() == ["POST services", "GET digits", "PUT digits"]
+    assert do.asked()[-1] == "PUT digits"
 
 
 async def test_unedited_service_of_ours_counts_as_created() -> None:
-    same = says(stored(service(JOB)))
-    async with doing(TAKEN, same, same) as do:
-        assert await do(Ensure(service(JOB))) == Applied()
-        assert do.services.since_reverted(KEY) == float("inf"), "the update changed nothing"
+    async with doing(TAKEN, says(stored(service(JOB)))) as do:
+        assert await do(Create(service(JOB))) == Applied()
+        assert do.services.since_reverted(KEY) == float("inf")
 
 
-async def test_service_of_an_earlier_job_is_replaced() -> None:
-    owner = {**metadata(JOB, JOB.name)["ownerReferences"][0], "uid": "earlier"}
-    old = stored(service(JOB), ownerReferences=[owner])
-    async with doing(TAKEN, says(old), REMOVED, says(stored(service(JOB), "new"))) as do:
-        assert await do(Ensure(service(JOB))) == Applied()
-        assert do.asked() == ["POST services", "GET digits", "DELETE digits", "POST services"]
+async def test_service_of_an_earlier_job_is_deleted_so_that_the_next_reconcile_creates_ours() -> None:
+    old = stored(service(JOB), **owned_before())
+    async with doing(TAKEN, says(old), REMOVED) as do:
+        assert await do(Create(service(JOB))) == Applied(blocked=True)
+        assert do.asked() == ["POST services", "GET digits", "DELETE digits"]
 
 
 async def test_pod_waits_for_service_and_network_policy_which_do_not_wait_for_each_other() -> None:
@@ -455,7 +454,7 @@ async def test_pod_waits_for_service_and_network_policy_which_do_not_wait_for_ea
         return await says(stored(await request.json()))(request)
 
     async with doing(create, create, says(stored(wanted()))) as do, asyncio.timeout(60):
-        await do(CreatePod(wanted()), Ensure(service(JOB)), Ensure(policy))
+        await do(CreatePod(wanted()), Create(service(JOB)), Create(policy))
 
     assert sorted(do.asked()[:2]) == ["POST networkpolicies", "POST services"]
     assert do.asked()[2:] == ["POST pods"]
@@ -487,7 +486,7 @@ async def test_own_deletion_of_a_service_triggers_no_reconcile() -> None:
 
 async def test_service_of_another_owner_prevents_pods() -> None:
     async with doing(TAKEN, says(foreign(service(JOB)))) as do:
-        outcome = await do(Ensure(service(JOB)), CreatePod(wanted()))
+        outcome = await do(Create(service(JOB)), CreatePod(wanted()))
 
     assert [refusal.reason for refusal in outcome.refusals] == ["NameConflict"]
     assert do.asked() == ["POST services", "GET digits"], "nothing was deleted, no pod was created"
@@ -496,7 +495,7 @@ async def test_service_of_another_owner_prevents_pods() -> None:
 async def test_service_that_is_being_deleted_delays_pods() -> None:
     going = stored(service(JOB), deletionTimestamp="2026-01-01T00:00:00Z")
     async with doing(TAKEN, says(going), TAKEN) as do:
-        outcome = await do(Ensure(service(JOB)), CreatePod(wanted()))
+        outcome = await do(Create(service(JOB)), CreatePod(wanted()))
 
     assert outcome == Applied(blocked=True)
 

@@ -16,6 +16,7 @@ from dtj_operator.kube.cache import Cache
 from dtj_operator.kube.unverified import UnverifiedNames
 from dtj_operator.kube.wire import Meta, Wire, source
 from dtj_operator.model import names
+from dtj_operator.model.json import Json
 from dtj_operator.model.names import Key
 from dtj_operator.model.views import ObjectView
 
@@ -53,6 +54,10 @@ class ChildKind:
         """Return the fingerprint of the fields that we set."""
         ours = msgspec.json.encode([spec.get(name) for name in self._fields], order="sorted")
         return hashlib.sha256(ours).hexdigest()[:16]
+
+    def is_edited(self, found: ChildView, wanted: Json) -> bool:
+        """Whether it differs in what we set; our watch does not see an object without our label."""
+        return found.label != found.name or found.fingerprint != self.fingerprint(wanted["spec"])
 
     def _view(self, child: _Child) -> ChildView:
         meta = child.metadata

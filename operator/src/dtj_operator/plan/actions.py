@@ -145,15 +145,8 @@ def ends_attempt(verdict: Verdict | None) -> bool:
 
 
 @dataclass(frozen=True)
-class Ensure:
-    """Create the Service or the NetworkPolicy, or revert an edit of it."""
-
-    body: Json
-
-
-@dataclass(frozen=True)
 class Create:
-    """Create a PodGroup or a Workload."""
+    """Create any child but a pod, or revert an edit of it."""
 
     body: Json
 
@@ -208,17 +201,7 @@ class DeleteJob:
     pass
 
 
-Action = (
-    Ensure
-    | Create
-    | Delete
-    | AdoptWorkload
-    | UpdateWorkload
-    | CreatePod
-    | DeletePod
-    | DeleteChild
-    | DeleteJob
-)
+Action = Create | Delete | AdoptWorkload | UpdateWorkload | CreatePod | DeletePod | DeleteChild | DeleteJob
 
 
 @dataclass(frozen=True, kw_only=True)

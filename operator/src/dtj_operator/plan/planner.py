@@ -14,12 +14,12 @@ from dtj_operator.plan import blame, gang, queue, remote, starting
 from dtj_operator.plan.actions import (
     Action,
     AwaitCause,
+    Create,
     CreatePod,
     Decision,
     DeleteChild,
     DeleteJob,
     DeletePod,
-    Ensure,
     Fail,
 )
 from dtj_operator.plan.children.env import PodContext
@@ -200,7 +200,7 @@ def _networking(s: Snapshot) -> tuple[Action, ...]:
     wrong = (Child.ABSENT, Child.EDITED) if s.now >= s.revert_at else (Child.ABSENT,)
     kinds = [kind for kind, child in s.children.items() if child in wrong]
     bodies = networking(s.job, s.readers) if kinds else {}
-    return tuple(Ensure(bodies[kind]) for kind in kinds)
+    return tuple(Create(bodies[kind]) for kind in kinds)
 
 
 def _revert_at(s: Snapshot) -> float | None:

@@ -19,11 +19,11 @@ from dtj_operator.model.memory import REPLICA, RUNNING
 from dtj_operator.model.views import ConditionView, ContainerView, NodeView, PodView
 from dtj_operator.plan.actions import (
     Action,
+    Create,
     CreatePod,
     Decision,
     DeleteChild,
     DeletePod,
-    Ensure,
 )
 from dtj_operator.plan.planner import plan
 from dtj_operator.plan.report import pace
@@ -244,7 +244,7 @@ class World:
                     self.observe(left)
                 elif self.cache.get(pod.name, pod).uid == pod.uid:
                     self.cache.pop(pod.name, None)
-            case Ensure(body):
+            case Create(body):
                 self._have(body["kind"], True)
             case DeleteChild(kind):
                 self._have(kind, False)

@@ -6,12 +6,12 @@ import pytest
 
 from dtj_operator.model.children import Child
 from dtj_operator.plan.actions import (
+    Create,
     CreatePod,
     Decision,
     DeleteChild,
     DeleteJob,
     DeletePod,
-    Ensure,
     Fail,
     Restart,
     Suspend,
@@ -37,7 +37,7 @@ def sketch(decision: Decision) -> list[str]:
                 words.append(f"+{body['metadata']['name']}@{body['metadata']['labels']['dtj.dev/attempt']}")
             case DeletePod(old, grace_s):
                 words.append(f"-{old.name}@{old.attempt}" + ("" if grace_s is None else f" in {grace_s} s"))
-            case Ensure(body):
+            case Create(body):
                 words.append(f"+{body['kind']}")
             case DeleteChild(kind):
                 words.append(f"-{kind}")
@@ -249,4 +249,4 @@ def test_children_of_a_deleted_job_are_deleted_unless_orphaned() -> None:
 
 
 def test_network_objects_are_created_once() -> None:
-    assert not any(isinstance(action, Ensure | DeleteChild) for action in decided(TWO).actions)
+    assert not any(isinstance(action, Create | DeleteChild) for action in decided(TWO).actions)
