@@ -57,6 +57,11 @@ _EXPLAINED = [
             "the API of this cluster has no field {field}",
             "correct its name; or update the operator and its CRD, if they are older than the job",
         ),
+        (  # of the CRD's pattern for the amounts of resources and volumes
+            r'Invalid value: (?P<value>"[^"]*"): (?P<field>\S+) in body should match .*\[numkMGTPE\]',
+            "{field}: {value} is not an amount",
+            "write a number, or such as 500m, 16Gi or 16G",
+        ),
         (  # a rule of the CRD; some have the fix behind a semicolon
             r'The DistributedTrainingJob "[^"]*" is invalid: '
             r"(?P<field>[^\s:*]+): Invalid value: (?:\S+: )?(?P<why>[^;\n]+)(?:; (?P<todo>[^\n]+))?$",

@@ -20,6 +20,12 @@ PROMETHEUS = {
 }
 NFS = {"nfs": {"server": "a", "path": "/"}}
 
+
+def resources(**amounts: Json | list[Json] | None) -> Json:
+    """A job whose container asks for these."""
+    return pod(containers=[{"name": "trainer", "image": "a", "resources": amounts}])
+
+
 TABLE: list[tuple[str, Json, str]] = [
     ("the minimal job", {}, ACCEPTED),
     ("no template", {"template": ABSENT}, "spec.template: Required value"),
@@ -170,6 +176,29 @@ TABLE: list[tuple[str, Json, str]] = [
         "a label reserved for the operator",
         {"template.metadata.labels": {"dtj.dev/job-name": "a"}},
         "start with dtj.dev/ are set",
+    ),
+    (
+        "amounts as a Pod takes them",
+        resources(
+            limits={"memory": "16Gi", "cpu": 0.5, "a.b/c": 8}, requests={"cpu": "500m", "memory": "1e9"}
+        ),
+        ACCEPTED,
+    ),
+    ("no amounts", resources(limits=None, claims=[{"name": "a"}]), ACCEPTED),
+    (
+        "an amount with the unit of another system",
+        resources(limits={"memory": "16GB"}),
+        "spec.template.spec.containers[0].resources.limits.memory in body should match",
+    ),
+    (
+        "a request without a number",
+        resources(requests={"cpu": "all"}),
+        "spec.template.spec.containers[0].resources.requests.cpu in body should match",
+    ),
+    (
+        "a size of a volume with the unit of another system",
+        pod(volumes=[{"name": "data", "emptyDir": {"sizeLimit": "1GB"}}]),
+        "spec.template.spec.volumes[0].emptyDir.sizeLimit in body should match",
     ),
     ("a volume of the user", pod(volumes=[{"name": "data", "emptyDir": {}}]), ACCEPTED),
     (

@@ -91,6 +91,14 @@ def test_cluster_without_the_operator(said: str) -> None:
             "~/.kube/config, or name it with --kubeconfig or KUBECONFIG",
         ),
         (
+            'The DistributedTrainingJob "a" is invalid: '
+            'spec.template.spec.containers[0].resources.limits.memory: Invalid value: "16GB": '
+            "spec.template.spec.containers[0].resources.limits.memory in body should "
+            r"match '^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$'",
+            'spec.template.spec.containers[0].resources.limits.memory: "16GB" is not an amount\n'
+            "  fix: write a number, or such as 500m, 16Gi or 16G",
+        ),
+        (
             "error: current-context is not set",
             "the kubeconfig has no current context\n  fix: kubectl config use-context NAME chooses one, "
             "kubectl config get-contexts lists them",
