@@ -14,10 +14,12 @@ from dtj_client.errors import ClientError
 from dtj_client.kubectl import Json, Kubectl
 from dtj_client.manifest import InClaim
 from dtj_client.progress import Progress, ignore
-from dtj_client.report import pod_state
+from dtj_client.report import condition, pod_state
 
 POLL_S = 1.0
 POLLS = 300  # the pod may have to fetch its image first
+# In so many polls in a row with this reason it is clear that the pod will not start.
+REFUSED = {"PodRejected": 3, "QuotaExceeded": 3, "NameConflict": 3, "ImagePullFailed": 20}
 _FOLDER = "/claim"  # where the pod mounts it
 _FIX = "name a claim that the pods may write to; or build an image with the code: --image and --no-code"
 _WAITS = "import time; time.sleep(3600)"  # then the job ends and is deleted, if this process could not do it
@@ -104,14 +106,22 @@ def _small(resources: Json) -> Json:
 
 def _started(kubectl: Kubectl, job: str, claim: str, sleep: Callable[[float], None]) -> str:
     """The name of the pod once it runs."""
-    state = "no pod was created"
+    state, why, polls = "no pod was created", "", 0
     for _ in range(POLLS):
         for pod in kubectl.pods(job):
             state = pod_state(pod)
             if state == "Running":
                 return str(pod["metadata"]["name"])
+        status = kubectl.job(job).get("status") or {}
+        ready = condition(status, "PodsReady").get("reason", "")
+        why, polls = ready, polls + 1 if ready == why else 1
+        if polls >= REFUSED.get(why, POLLS + 1):
+            raise ClientError(
+                f"the pod that copies the code to claim {claim} cannot start: {status.get('message', why)}",
+                "correct that; or build an image with the code: --image and --no-code",
+            )
         sleep(POLL_S)
-    message = (kubectl.job(job).get("status") or {}).get("message", "")
+    message = status.get("message", "")
     raise ClientError(
         f"no pod with claim {claim} started within {POLL_S * POLLS:.0f} s, so the code was not copied "
         f"({state}{f': {message}' if message else ''})",

@@ -31,23 +31,32 @@ TEMPLATE: Json = {
 
 
 class Cluster(Kubectl):
-    """Its pods have this phase; `sent` is what came with which words; `stored` has not been deleted yet."""
+    """Its pods have this phase; `sent` is what came with which words; `stored` has not been deleted yet.
+
+    waits_for  reason of PodsReady
+    """
 
     def __init__(
-        self, phase: str = "Running", refuses: ClientError | None = None, claims: str | None = "runs"
+        self,
+        phase: str = "Running",
+        refuses: ClientError | None = None,
+        claims: str | None = "runs",
+        waits_for: str = "Unschedulable",
     ) -> None:
         super().__init__()
-        values: Json = {"phase": phase, "refuses": refuses, "claims": claims}
-        values |= {"stored": {}, "made": [], "sent": []}
+        values: Json = {"phase": phase, "refuses": refuses, "claims": claims, "waits_for": waits_for}
+        values |= {"stored": {}, "made": [], "sent": [], "slept": []}
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
     phase: str
     refuses: ClientError | None
     claims: str | None
+    waits_for: str
     stored: Json
     made: list[Json]
     sent: list[tuple[bytes, tuple[str, ...]]]
+    slept: list[float]
 
     def run(self, *words: str, given: str | None = None) -> str:
         assert words[:3] == ("get", "persistentvolumeclaims", "runs")
@@ -64,7 +73,8 @@ class Cluster(Kubectl):
         del self.stored[name]
 
     def job(self, name: str) -> Json:
-        return {"status": {"message": "claim runs is not bound"}}
+        ready = {"type": "PodsReady", "status": "False", "reason": self.waits_for}
+        return {"status": {"message": "claim runs is not bound", "conditions": [ready]}}
 
     def pods(self, name: str) -> list[Json]:
         return [{"metadata": {"name": f"{name}-0"}, "spec": {}, "status": {"phase": self.phase}}]
@@ -80,7 +90,7 @@ def copied(cluster: Cluster) -> Json:
     wanted = job(
         Request(name="digits", command=["train.py"], image="my:1"), with_code=True, template=TEMPLATE
     )
-    upload.upload(cluster, wanted, PLACE, b"archive", sleep=lambda _seconds: None)
+    upload.upload(cluster, wanted, PLACE, b"archive", sleep=cluster.slept.append)
     (made,) = cluster.made
     return made
 
@@ -117,6 +127,15 @@ def test_pod_that_does_not_start_is_deleted() -> None:
         ClientError, match=r"(?s)claim runs started.*Pending: claim runs is not.*describe pvc"
     ):
         copied(cluster)
+    assert not cluster.stored
+
+
+@pytest.mark.parametrize(("reason", "within_s"), [("PodRejected", 5), ("ImagePullFailed", 30)])
+def test_refusal_of_the_pod_is_said_at_once(reason: str, within_s: int) -> None:
+    cluster = Cluster(phase="Pending", waits_for=reason)
+    with pytest.raises(ClientError, match="copies the code to claim runs cannot start: claim runs is not"):
+        copied(cluster)
+    assert sum(cluster.slept) < within_s
     assert not cluster.stored
 
 
