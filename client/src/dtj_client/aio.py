@@ -16,6 +16,7 @@ import contextlib
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -148,7 +149,7 @@ class Job:
         """Draw loss and rate over time into a file; return the number of logged steps."""
         return await asyncio.to_thread(self._job.plot, target)
 
-    @property
+    @cached_property  # it remembers which job it has seen
     def _job(self) -> job.Job:
         return job.Job(self.name, self.kubectl)
 

@@ -255,8 +255,9 @@ def wait(kubectl: Kubectl, name: str | None, timeout: float | None) -> int:
     """Wait until the job has finished: exit code 0 if it succeeded, 1 if it failed, 3 if time ran out."""
     name = newest(kubectl, name)
     with bar("steps") as progress:
-        Job(name, kubectl, progress).wait(timeout)
-    return ended(Job(name, kubectl))
+        job = Job(name, kubectl, progress)
+        job.wait(timeout)
+    return ended(job)
 
 
 @dtj.command()

@@ -4,6 +4,7 @@ ClientError
     UnreachableError   no answer: asking again later may help
     ForbiddenError     the user lacks a right: asking again will not help
     ExistsError        there is an object of this name
+    GoneError          there is no job of this name
     SilentNodeError    the API server answered, but the node of a pod did not
 """
 
@@ -36,6 +37,10 @@ class ForbiddenError(ClientError):
 
 class ExistsError(ClientError):
     """There is an object of this name."""
+
+
+class GoneError(ClientError):
+    """There is no job of this name; there may have been one."""
 
 
 class SilentNodeError(ClientError):

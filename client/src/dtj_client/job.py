@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 from dtj_client import view
-from dtj_client.errors import ClientError, Patience
+from dtj_client.errors import ClientError, GoneError, Patience
 from dtj_client.events import Event, of_api
 from dtj_client.kubectl import KIND, Json, Kubectl, container_of, index_of, replicas_of
 from dtj_client.logs import MOST_FOLLOWED, Line, follow_job, of_ranks, snapshot
@@ -20,6 +20,10 @@ from dtj_client.stacks import check_ranks, question, replicas_with, stacks
 
 FINAL = ("Succeeded", "Failed")
 POLL_S = 2.0
+# Reasons of Events that say how a job ended: those of its conditions Complete and Failed.
+_SUCCEEDED = ("Completed",)
+_FAILED = ("RecoveryRule", "RestartBudgetSpent", "NoProgress", "DeadlineExceeded", "BadSpec")
+_TRIES = 3  # the operator sends an Event after the status, and may have deleted the job in between
 
 
 @dataclass(frozen=True)
@@ -55,16 +59,25 @@ class Job:
     name: str
     kubectl: Kubectl = field(default_factory=Kubectl, repr=False)
     progress: Progress = field(default_factory=lambda: ignore, repr=False)
+    _uids: list[str] = field(default_factory=list, init=False, repr=False, compare=False)  # the last one seen
 
     @property
     def manifest(self) -> Json:
         """The whole object, with spec and status."""
-        return self.kubectl.job(self.name)
+        found = self.kubectl.job(self.name)
+        self._uids[:] = [found.get("metadata", {}).get("uid", "")]
+        return found
 
     @property
     def status(self) -> Status:
-        """What the operator last wrote about the job."""
-        found = self.manifest.get("status") or {}
+        """What the operator last wrote about the job.
+
+        With a ttlSecondsAfterFinished of 0 no one sees a job that has finished: then its Events say how.
+        """
+        try:
+            found = self.manifest.get("status") or {}
+        except GoneError as error:
+            return self._end(error)
         return Status(
             phase=found.get("phase", ""),
             message=found.get("message", ""),
@@ -73,6 +86,19 @@ class Job:
             restarts=(found.get("restarts") or {}).get("total", 0),
             failure=found.get("failure"),
         )
+
+    def _end(self, gone: GoneError) -> Status:
+        """How the job ended that this object has seen. Raises GoneError."""
+        for number in range(_TRIES if self._uids else 0):
+            time.sleep(POLL_S / 2 if number else 0)
+            for event in reversed(self._events(self._uids[0])):
+                if event.reason in _SUCCEEDED:
+                    return Status(phase="Succeeded")
+                if event.reason in _FAILED:
+                    return Status(phase="Failed", message=event.message)
+        if self._uids:
+            raise GoneError(f"job {self.name} was deleted before it had finished") from gone
+        raise gone
 
     @property
     def phase(self) -> str:
@@ -150,7 +176,10 @@ class Job:
 
     def events(self) -> list[Event]:
         """What the operator did or found, the oldest first; the cluster keeps Events for an hour or so."""
-        about = f"--field-selector=involvedObject.uid={self.manifest['metadata']['uid']}"
+        return self._events(self.manifest["metadata"]["uid"])
+
+    def _events(self, uid: str) -> list[Event]:
+        about = f"--field-selector=involvedObject.uid={uid}"
         return sorted(map(of_api, self.kubectl.items("events", about)))
 
     def plot(self, target: str | Path) -> int:

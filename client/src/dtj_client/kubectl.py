@@ -14,7 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dtj_client.errors import ClientError, ExistsError, ForbiddenError, SilentNodeError, UnreachableError
+from dtj_client.errors import (
+    ClientError,
+    ExistsError,
+    ForbiddenError,
+    GoneError,
+    SilentNodeError,
+    UnreachableError,
+)
 from dtj_client.progress import Progress, ignore
 
 Json = dict[str, Any]
@@ -294,7 +301,7 @@ class Kubectl:
         said = "\n".join(line for line in said.splitlines() if not _LOG_LINE.match(line))
         said = _ONLY_ONE.sub(": ", _NOT_CHECKED.sub("", said))
         if missing := _NOT_FOUND.search(said):
-            return ClientError(
+            return GoneError(
                 f"there is no job {missing['name']} in this namespace", self._near(missing["name"])
             )
         for pattern, message, fix, kind in _EXPLAINED:

@@ -10,6 +10,7 @@ import pytest
 import dtj_client
 from dtj_client import aio, job
 from dtj_client.aio import _from_thread
+from dtj_client.errors import ClientError, GoneError
 from dtj_client.kubectl import Json, Kubectl
 
 
@@ -27,7 +28,7 @@ _PHASES: list[str] = []
 
 @pytest.fixture(autouse=True)
 def without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "POLL_S", 0)
+    monkeypatch.setattr(job, "POLL_S", 0.001)
 
 
 def test_names_are_the_same() -> None:
@@ -47,6 +48,52 @@ async def test_wait_returns_the_last_phase() -> None:
     found = aio.Job("digits", Phases())
     assert await found.wait() == "Succeeded"
     assert (await found.status).attempt == 3
+
+
+class Vanishing(Kubectl):
+    """A cluster whose job is deleted as soon as it has finished; `_EVENTS` are the reasons of its Events."""
+
+    def job(self, _name: str) -> Json:
+        if not _PHASES:
+            raise GoneError("there is no job digits")
+        return {"metadata": {"uid": "u"}, "status": {"phase": _PHASES.pop(0)}}
+
+    def items(self, kind: str, *options: str) -> list[Json]:
+        assert (kind, options) == ("events", ("--field-selector=involvedObject.uid=u",))
+        return [{"metadata": {}, "reason": reason, "message": "why"} for reason in _EVENTS]
+
+
+_EVENTS: list[str] = []
+
+
+@pytest.mark.parametrize(
+    ("events", "ended"),
+    [
+        (["Restarting", "Completed"], job.Status(phase="Succeeded")),
+        (["Restarting", "RestartBudgetSpent"], job.Status(phase="Failed", message="why")),
+    ],
+)
+async def test_events_say_how_a_job_ended_that_was_deleted_at_once(
+    events: list[str], ended: job.Status
+) -> None:
+    _PHASES[:], _EVENTS[:] = ["", "Running"], events
+    found = aio.Job("digits", Vanishing())
+    assert (await found.wait(), await found.status) == (ended.phase, ended)
+    _PHASES[:] = ["Running"]
+    there = job.Job("digits", Vanishing())
+    assert (await asyncio.to_thread(there.wait), await asyncio.to_thread(lambda: there.status)) == (
+        ended.phase,
+        ended,
+    )
+
+
+@pytest.mark.parametrize(
+    ("phases", "said"), [(["Running"], "deleted before it had finished"), ([], "there is no job digits")]
+)
+async def test_job_that_did_not_finish_is_missed(phases: list[str], said: str) -> None:
+    _PHASES[:], _EVENTS[:] = phases, ["Restarting"]
+    with pytest.raises(ClientError, match=said):
+        await aio.Job("digits", Vanishing()).wait()
 
 
 async def test_wait_ends_when_its_time_is_over_and_when_it_is_cancelled() -> None:
