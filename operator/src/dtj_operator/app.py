@@ -24,7 +24,7 @@ from dtj_operator.engine.turns import Turns
 from dtj_operator.engine.worker import work
 from dtj_operator.engine.workqueue import WorkQueue
 from dtj_operator.gather import Gatherer
-from dtj_operator.kube import optional, paths, rights, wire
+from dtj_operator.kube import paths, rights, wire
 from dtj_operator.kube.api import METADATA_LIST, Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.cache import Cache, PodCache
@@ -41,7 +41,7 @@ from dtj_operator.kube.recorder import Recorder
 from dtj_operator.kube.reflector import SILENCE_S, Reflector, read_list
 from dtj_operator.kube.unverified import UnverifiedNames
 from dtj_operator.kube.wire import Source
-from dtj_operator.kube.workloads import WORKLOADS, Kueue, WorkloadCache
+from dtj_operator.kube.workloads import WORKLOADS, WorkloadCache, kueue
 from dtj_operator.model import names
 from dtj_operator.model.names import Key
 from dtj_operator.model.views import ObjectView, PodView
@@ -113,7 +113,7 @@ class App:
         )
         self._reflectors: tuple[Reflector[Any], ...] = (*self._required, follow_nodes)
         self._gangs, self._pod_groups = Gangs(time.monotonic), PodGroupCache(self._child_changed)
-        self._kueue, self._workloads = Kueue(), WorkloadCache(self._child_changed)
+        self._kueue, self._workloads = kueue(), WorkloadCache(self._child_changed)
         caches = Caches(
             pod_groups=self._pod_groups,
             gangs=self._gangs,
@@ -239,16 +239,16 @@ class App:
 
         Raises NotServed when it no longer does.
         """
-        version = await optional.until_served(feature, self._steady, self._settings.resync_s)
+        version = await feature.until_served(self._steady, self._settings.resync_s)
         reflectors = self._reflect(source_of(version), cache)
         self._reflectors = (*self._reflectors, *reflectors)
         for reflector in reflectors:
             self._start_task(f"watch of {reflector.what}", reflector.run())
-        await optional.until_cached(feature, version, reflectors)
+        await feature.until_cached(version, reflectors)
         if self._leads:  # it was installed after the operator
             for key in self._known():
                 self.queue.add(key, patience_s=BACKLOG_PATIENCE_S)
-        await optional.until_gone(feature, self._steady, version, reflectors)
+        await feature.until_gone(self._steady, version, reflectors)
         raise NotServed(f"the API server no longer serves {reflectors[0].what} of {version}")
 
     async def _lead(self) -> None:

@@ -21,7 +21,7 @@ from dtj_operator.kube.caches import Caches
 from dtj_operator.kube.children import NETWORK_POLICY, SERVICE, ChildCache
 from dtj_operator.kube.errors import ApiError
 from dtj_operator.kube.pod_groups import Gangs, PodGroupCache
-from dtj_operator.kube.workloads import Kueue, WorkloadCache, decode_workload
+from dtj_operator.kube.workloads import WorkloadCache, decode_workload, kueue
 from dtj_operator.model.names import Key
 from dtj_operator.model.views import WorkloadView
 from dtj_operator.plan.actions import (
@@ -98,7 +98,7 @@ class Doing:
             pod_groups=self.pod_groups,
             gangs=self.gangs,
             workloads=self.workloads,
-            kueue=Kueue(),
+            kueue=kueue(),
         )
         self.now = 0.0
         self._applier = Applier(self.api, caches, lambda: self.now)

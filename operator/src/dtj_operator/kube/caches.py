@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from dtj_operator.kube.cache import PodCache
 from dtj_operator.kube.children import ChildCache
+from dtj_operator.kube.optional import Feature
 from dtj_operator.kube.pod_groups import Gangs, PodGroupCache
-from dtj_operator.kube.workloads import Kueue, WorkloadCache
+from dtj_operator.kube.workloads import WorkloadCache
 from dtj_operator.model.views import NodeView
 
 
@@ -24,7 +25,7 @@ class Caches:
     pod_groups: PodGroupCache
     gangs: Gangs
     workloads: WorkloadCache
-    kueue: Kueue
+    kueue: Feature
     nodes: Callable[[], Mapping[str, NodeView] | None] = lambda: None
     gone_nodes: Callable[[], Mapping[str, float]] = dict
 

@@ -5,16 +5,14 @@ PodGroups as v1alpha2 and 1.37 as v1beta1, both only if an administrator switche
 read is the same in both.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable
 
 import msgspec
 
 from dtj_operator.kube import paths
-from dtj_operator.kube.api import Api
 from dtj_operator.kube.cache import Cache
-from dtj_operator.kube.discovery import first_served
+from dtj_operator.kube.optional import Feature
 from dtj_operator.kube.wire import Meta, Source, Wire, source
 from dtj_operator.model import names
 from dtj_operator.model.views import ConditionView, PodGroupView
@@ -80,36 +78,18 @@ def pod_groups_of(api_version: str) -> Source[PodGroupView]:
 decode_pod_group = pod_groups_of("").decode  # the same in all versions
 
 
-class Gangs:
-    """Whether the cluster places gangs.
-
-    api_version   of the PodGroups that the operator uses; empty: it uses none
-    settled       whether that is known, and the PodGroups are in the cache
-    """
+class Gangs(Feature):
+    """Whether the cluster places gangs; the clock is monotonic, in seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """clock: monotonic, in seconds."""
-        self.api_version = ""
-        self.settled = asyncio.Event()
-        self._clock, self._forbidden = clock, False
+        super().__init__(names.POD_GROUPS, names.POD_GROUP_VERSIONS, forbidden=FORBIDDEN)
+        self._clock = clock
         self._dropped_until: dict[str, float] = {}  # by namespace
-
-    async def discover(self, api: Api) -> str:
-        """Return the newest version that the API server serves; empty: none. Raises Unavailable."""
-        return await first_served(api, names.POD_GROUP_VERSIONS, names.POD_GROUPS)
-
-    def lack_rights(self) -> None:
-        """The operator may not read PodGroups: it uses none."""
-        self._forbidden = True
-
-    def use(self, api_version: str) -> None:
-        """Use this version from now on."""
-        self.api_version, self._forbidden = api_version, False
 
     def off(self, namespace: str) -> str:
         """Return why jobs of this namespace get no PodGroup although the cluster serves them; else empty."""
-        if self._forbidden:
-            return FORBIDDEN
+        if self.problem:
+            return self.problem
         return DROPPED if self._clock() < self._dropped_until.get(namespace, 0.0) else ""
 
     def note_dropped(self, namespace: str) -> None:

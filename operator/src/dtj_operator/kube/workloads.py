@@ -1,13 +1,10 @@
 """The Workloads of Kueue as views, and whether the cluster has Kueue."""
 
-import asyncio
-
 import msgspec
 
 from dtj_operator.kube import paths
-from dtj_operator.kube.api import Api
 from dtj_operator.kube.cache import Cache
-from dtj_operator.kube.discovery import first_served
+from dtj_operator.kube.optional import Feature
 from dtj_operator.kube.wire import Meta, Wire, source
 from dtj_operator.model import names
 from dtj_operator.model.json import Json
@@ -104,25 +101,6 @@ def decode_flavor(raw: bytes) -> PodSettings:
     return PodSettings(node_selector=spec.node_labels, tolerations=spec.tolerations)
 
 
-class Kueue:
-    """Whether the operator can use Kueue.
-
-    problem   why it cannot; empty: it can
-    settled   whether that is known, and the Workloads are in the cache
-    """
-
-    def __init__(self) -> None:
-        self.problem = NOT_SERVED
-        self.settled = asyncio.Event()
-
-    async def discover(self, api: Api) -> str:
-        """Return the version of Workloads if the API server serves it; empty: it does not."""
-        return await first_served(api, (names.KUEUE_API,), names.WORKLOADS)
-
-    def use(self, _: str) -> None:
-        """The Workloads are in the cache."""
-        self.problem = ""
-
-    def lack_rights(self) -> None:
-        """The operator may not read Workloads."""
-        self.problem = FORBIDDEN
+def kueue() -> Feature:
+    """Whether the operator can use Kueue."""
+    return Feature(names.WORKLOADS, (names.KUEUE_API,), not_served=NOT_SERVED, forbidden=FORBIDDEN)
