@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from dtj_client.errors import ClientError
+from dtj_client.events import of_kubelet
 from dtj_client.job import Job
 from dtj_client.kubectl import Kubectl
 from dtj_client.logs import Line
@@ -130,14 +131,14 @@ def follow_to_the_end(
 
 def _say_what_it_waits_for(job: Job, has_begun: threading.Event) -> None:
     """Until the first line of a log, print each change of the phase and of the pods."""
-    before: tuple[str, str] = ("", "")
+    before = ("", "", "")
     with contextlib.suppress(ClientError):
         while not has_begun.wait(WAIT_S):
             status = job.status
             phase = ": ".join(each for each in (status.phase or "New", status.message) if each)
-            pods = Counter(map(pod_state, job.kubectl.pods(job.name)))
-            states = ", ".join(f"{count} {state}" for state, count in pods.items())
-            now = (phase, f"pods: {states}" if states else "")
+            pods = job.kubectl.pods(job.name)
+            states = ", ".join(f"{count} {state}" for state, count in Counter(map(pod_state, pods)).items())
+            now = (phase, f"pods: {states}" if states else "", of_kubelet(job.kubectl, pods))
             changed = "; ".join(text for text, old in zip(now, before, strict=True) if text not in ("", old))
             if changed and not has_begun.is_set():
                 click.echo(plain(f"{job.name}: {changed}"), err=True)

@@ -1,9 +1,10 @@
-"""The Events about a job: what the operator did or found."""
+"""The Events about a job: what the operator did or found; and what kubelets say about its pods."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-Json = dict[str, Any]
+from dtj_client.errors import ClientError
+from dtj_client.kubectl import Json, Kubectl
 
 
 @dataclass(frozen=True, order=True)
@@ -37,3 +38,26 @@ def of_api(found: Json) -> Event:
         message=found.get("message") or "",
         count=series.get("count") or found.get("count") or 1,
     )
+
+
+def of_kubelet(kubectl: Kubectl, pods: Sequence[Json]) -> str:
+    """What the kubelet says about the first pod that waits for its volumes or network; empty if nothing.
+
+    Only Events have it, such as: MountVolume.SetUp failed for volume "a" : secret "b" not found.
+    """
+    for pod in filter(_waits, pods):
+        about = f"--field-selector=involvedObject.uid={pod['metadata']['uid']},type=Warning"
+        try:
+            found = sorted(map(of_api, kubectl.items("events", about)))
+        except ClientError:  # no right to read them
+            return ""
+        return f"pod {pod['metadata']['name']}: {found[-1].reason}: {found[-1].message}" if found else ""
+    return ""
+
+
+def _waits(pod: Json) -> bool:
+    status = pod.get("status") or {}
+    if status.get("phase") != "Pending" or pod["metadata"].get("deletionTimestamp"):
+        return False
+    conditions = {each["type"]: each["status"] for each in status.get("conditions") or ()}
+    return conditions.get("PodReadyToStartContainers") == "False" and "nodeName" in pod["spec"]

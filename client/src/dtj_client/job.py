@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dtj_client import view
 from dtj_client.errors import ClientError, GoneError, Patience
-from dtj_client.events import Event, of_api
+from dtj_client.events import Event, of_api, of_kubelet
 from dtj_client.kubectl import KIND, Json, Kubectl, container_of, index_of, replicas_of
 from dtj_client.logs import MOST_FOLLOWED, Line, follow_job, of_ranks, snapshot
 from dtj_client.plot import draw
@@ -118,7 +118,8 @@ class Job:
             return view.failed(str(error))
 
     def _report(self, job: Json) -> str:
-        return "\n".join(report(job, self.kubectl.pods(self.name), datetime.now(UTC)))
+        pods = self.kubectl.pods(self.name)
+        return "\n".join(report(job, pods, datetime.now(UTC), of_kubelet(self.kubectl, pods)))
 
     def logs(
         self,

@@ -25,8 +25,11 @@ _QUEUED = ("Queued", "Evicted")  # reasons of the condition Suspended that need 
 _OPERATOR = "kubectl get pods -A -l app.kubernetes.io/name=dtj-operator"
 
 
-def report(job: Json, pods: Sequence[Json], now: datetime) -> Iterator[str]:
-    """Yield the lines."""
+def report(job: Json, pods: Sequence[Json], now: datetime, said: str = "") -> Iterator[str]:
+    """Yield the lines.
+
+    said  by a kubelet about a pod that cannot start
+    """
     name, status = job["metadata"]["name"], job.get("status") or {}
     yield f"{name}: {_headline(status, now)}"
     if status.get("message"):
@@ -34,6 +37,8 @@ def report(job: Json, pods: Sequence[Json], now: datetime) -> Iterator[str]:
     yield from _progress(status)
     yield from _goodput(status)
     yield from _replicas(job, pods)
+    if said:
+        yield f"  {plain(said)}"
     yield from _failure(status, now)
     yield f"next: {advice(name, status)}"
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dtj_client.events import Event
+from dtj_client.events import Event, of_kubelet
 from dtj_client.job import Job
 from dtj_client.kubectl import Kubectl
 
@@ -37,3 +37,35 @@ def test_events_of_either_kind_are_in_the_order_of_time(monkeypatch: pytest.Monk
         Event("2026-01-01T12:00:05Z", "Normal", "Healed", "m", 3),
     ]
     assert str(found[1]) == "2026-01-01T12:00:05Z Normal Healed: m (3 times)"
+
+
+UNPREPARED: dict[str, Any] = {
+    "metadata": {"name": "digits-1", "uid": "u1"},
+    "spec": {"nodeName": "a"},
+    "status": {
+        "phase": "Pending",
+        "conditions": [{"type": "PodReadyToStartContainers", "status": "False"}],
+    },
+}
+
+
+def test_kubelet_says_which_secret_a_pod_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = 'MountVolume.SetUp failed for volume "a" : secret "b" not found\x1b[2J'
+    asked: list[str] = []
+
+    def items(_kubectl: Kubectl, _kind: str, *options: str) -> list[dict[str, Any]]:
+        asked.extend(options)
+        early = {"metadata": {}, "lastTimestamp": "2026-01-01T12:00:00Z", "reason": "FailedAttachVolume"}
+        late = {"metadata": {}, "lastTimestamp": "2026-01-01T12:00:05Z", "reason": "FailedMount"}
+        return [{**late, "message": said}, early]
+
+    running: dict[str, Any] = {**UNPREPARED, "status": {"phase": "Running"}}
+    monkeypatch.setattr(Kubectl, "items", items)
+    monkeypatch.setattr(Kubectl, "pods", lambda *_: [running, UNPREPARED])
+    job: dict[str, Any] = {"metadata": {"name": "digits"}, "spec": {"replicas": 2}}
+    monkeypatch.setattr(Kubectl, "job", lambda *_: job)
+
+    shown = Job("digits").report().splitlines()
+    assert f"  pod digits-1: FailedMount: {said[:-4]}?[2J" in shown
+    assert asked == ["--field-selector=involvedObject.uid=u1,type=Warning"]
+    assert of_kubelet(Kubectl(), [running]) == ""

@@ -211,8 +211,15 @@ def test_foreign_service_is_reported_and_nothing_is_created() -> None:
         param(TWO.running().but(pod(0).crashed(76)), NOW + 5, id="a lost peer's cause"),
         param(
             TWO.was("Starting").having(pod(0).unprepared(placed=NOW - 20), pod(1).unprepared(placed=NOW)),
+            NOW + 15,
+            id="a pod that waits for its volumes, when that is noted",
+        ),
+        param(
+            TWO.was("Starting").having(
+                pod(0).unprepared(placed=NOW - 20), pod(1).unprepared(placed=NOW - 16)
+            ),
             NOW + 100,
-            id="a pod that waits for its volumes, when that counts as slow",
+            id="the same, when that counts as slow",
         ),
         param(
             TWO.was("Recovering", lastTransitionTime=at(0))

@@ -283,13 +283,12 @@ def _obstacle(s: Snapshot, pod: PodView) -> Refusal | None:
         if container.waiting in _UNSTARTABLE:
             fix = _NOT_ROOT_FIX if _NOT_ROOT in container.message else None
             return _blocked("PodRejected", f"{where}: {container.waiting}: {container.message}", fix)
-    slow_from = starting.slow_from(s, pod)
-    if slow_from is not None and s.now >= slow_from:
+    if starting.is_slow(s, pod):
         where = f"pod {pod.name} on node {pod.node}"
         return _blocked(
             "ContainerCreating",
             f"{where}: volumes or network not ready {starting.SLOW_START_S:.0f} s after scheduling",
-            f"the kubelet's Events say why: kubectl describe pod {pod.name}",
+            starting.fix(s, pod),
         )
     return None
 
@@ -315,4 +314,7 @@ def _waits(s: Snapshot) -> str:
         return "; waiting for their scheduling gates"
     scheduler = s.job.template["spec"].get("schedulerName", names.DEFAULT_SCHEDULER)
     unseen = unplaced.count(None)
-    return f"; {scheduler} has not tried to place {unseen} of them yet" if unseen else ""
+    if unseen:
+        return f"; {scheduler} has not tried to place {unseen} of them yet"
+    late = starting.noted(s)
+    return f"; {late}" if late else ""

@@ -20,7 +20,7 @@ from dtj_operator.model.memory import (
     Restarts,
     condition,
 )
-from dtj_operator.plan import blame, queue
+from dtj_operator.plan import blame, queue, starting
 from dtj_operator.plan.actions import (
     AllowNodes,
     Event,
@@ -160,7 +160,7 @@ def _message(s: Snapshot, verdict: Verdict | None, phase: str) -> str | None:
         return blocked.message[:CONDITION_MESSAGE_LIMIT]
     if s.memory.phase == phase == RECOVERING:
         return s.memory.condition("Healthy").get("message")
-    return shortage(s)
+    return shortage(s) or starting.noted(s)
 
 
 def _step(progress: Json | None) -> str | None:

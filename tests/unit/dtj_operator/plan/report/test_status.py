@@ -3,6 +3,7 @@
 import pytest
 
 from dtj_operator.model.agent_status import Progress
+from dtj_operator.model.json import Json
 from dtj_operator.model.views import ConditionView
 from dtj_operator.plan.actions import Fail, Fault, Restart, Resume, Succeed, Suspend, Verdict
 from dtj_operator.plan.policies.restart import restart
@@ -118,6 +119,53 @@ def test_phase(given: JobBuilder, verdict: Verdict | None, phase: str) -> None:
 )
 def test_pods_ready(given: JobBuilder, expected: tuple[str, str]) -> None:
     assert condition(given, "PodsReady") == expected
+
+
+VOLUMES = [
+    {"name": "a", "configMap": {"name": "settings"}},
+    {"name": "b", "secret": {"secretName": "s3-login"}},
+    {"name": "c", "secret": {"secretName": "may-be-absent", "optional": True}},
+    {"name": "d", "emptyDir": {}},
+    {"name": "e", "projected": {"sources": [{"secret": {"name": "token"}}, {"configMap": {"name": "ca"}}]}},
+]
+
+
+@pytest.mark.parametrize(
+    ("volumes", "placed", "said"),
+    [
+        (None, NOW - 14, None),
+        (
+            None,
+            NOW - 15,
+            "waits for its volumes or network; the kubelet's Events say why: kubectl describe pod digits-0",
+        ),
+        (
+            VOLUMES,
+            NOW - 15,
+            "network; ConfigMap settings, Secret s3-login, Secret token and 1 more must exist, and",
+        ),
+        (
+            VOLUMES,
+            NOW - 120,
+            "120 s after scheduling; ConfigMap settings, Secret s3-login, Secret token and 1",
+        ),
+    ],
+)
+def test_pod_that_waits_for_a_secret_is_reported_within_seconds(
+    volumes: Json | None, placed: float, said: str | None
+) -> None:
+    given = TWO.having(pod(0).unprepared(placed=placed), pod(1).placed(NOW))
+    if volumes:
+        containers = [{"name": "trainer", "image": "example.org/train:1"}]
+        given = given.wants(template={"spec": {"containers": containers, "volumes": volumes}})
+    status = new_status(given.snapshot(), None)
+    (ready,) = [each for each in status["conditions"] if each["type"] == "PodsReady"]
+    if said is None:
+        assert "waits" not in ready["message"]
+        assert "message" not in status
+    else:
+        assert said in ready["message"]
+        assert status["message"] in ready["message"]
 
 
 @pytest.mark.parametrize(
