@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtj.checkpoint import paths, reader, restore, save, sharded, storage
+from dtj.checkpoint import paths, placeholders, reader, restore, save, sharded, storage
 from dtj.checkpoint.checkpointer import Checkpointer
 from dtj.checkpoint.objects import Location
 from dtj.checkpoint.owner import Owner
@@ -223,7 +223,7 @@ def test_state_that_could_not_be_loaded_is_refused(value: Any, where: str) -> No
 @pytest.mark.parametrize(
     "value",
     [
-        pytest.param({"a": [1, (2.5, None, {3, "b"})], 7: b"c", (1, 2): True}, id="plain"),
+        pytest.param({"a": [1, (2.5, None, {3, "b"})], 7: b"c", (1, 2): True, "none": b""}, id="plain"),
         pytest.param(OrderedDict(a=torch.float32), id="an ordered dict"),
         pytest.param(Counter([10, 10, 20]), id="a Counter, as in a MultiStepLR"),
     ],
@@ -432,8 +432,8 @@ def test_tensors_in_lists_are_sharded_as_those_in_dicts() -> None:
         strict=True,
     )
     assert [list(each) for each in found] == [["ema/of/0/0"], ["ema/of/0/1"]]
-    tree = sharded.merge_trees(list(trees))
-    assert sharded._placeholders(tree) == ["ema/of/0/0", "ema/of/0/1"]
+    tree = placeholders.merge(list(trees))
+    assert placeholders.paths_in(tree) == ["ema/of/0/0", "ema/of/0/1"]
     again = sharded._replace(tree, found[0] | found[1], sharded.WHOLE)
     assert again["ema"]["of"][1] == (1, 2)
     assert [each.tolist() for each in again["ema"]["of"][0]] == [[1, 1], [1, 1]]

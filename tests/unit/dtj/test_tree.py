@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from dtj.copies.tree import NotCopyableError, Packed, unpack
+from dtj.copies.tree import Packed, unpack
+from dtj.errors import CheckpointError, DtjError
 
 LEAVES = (
     st.none()
@@ -94,12 +95,15 @@ def test_tensors(tensor: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        pytest.param({"a": [object()]}, "holds a object", id="an object"),
+        pytest.param({"a": [object()]}, "is a object", id="an object"),
         pytest.param(torch.eye(2).to_sparse(), "sparse", id="a sparse tensor"),
+        pytest.param(
+            {1: torch.ones(1), "1": torch.ones(1)}, "two tensors at 1", id="two keys that look alike"
+        ),
     ],
 )
 def test_what_cannot_be_copied_is_refused(value: Any, message: str) -> None:
-    with pytest.raises(NotCopyableError, match=message):
+    with pytest.raises(DtjError, match=message):
         Packed(value)
 
 
@@ -109,5 +113,5 @@ def test_meta_tensor_is_taken_from_the_program() -> None:
     packed.fill(memory)
     own = torch.empty(2, device="meta")
     assert unpack(memory, {"w": own}.get)["w"] is own
-    with pytest.raises(NotCopyableError, match="w is sharded in another way"):
+    with pytest.raises(CheckpointError, match="w is sharded in another way"):
         unpack(memory, {"w": torch.ones(2)}.get)

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dtj.checkpoint import save
+from dtj.checkpoint import placeholders, save
 from dtj.checkpoint.objects import Location
 from dtj.errors import RecipeError
 from dtj.parallel.strategy import Strategy
@@ -93,7 +93,7 @@ class Parts:
         trees = [mine]  # of all ranks
         if group is not None:
             trees = exchange.gather(mine, group=group)
-        tree = self._tree(step, sharded.merge_trees(trees)) if is_rank0 else {}
+        tree = self._tree(step, placeholders.merge(trees)) if is_rank0 else {}
         return Snapshot(step=step, tree=tree, shards=shards)
 
     def load(self, state: Mapping[str, Any], shards: Location | None) -> None:

@@ -18,6 +18,8 @@ from dtj.errors import CheckpointError, RecipeError
 # Errors that mean a file is missing. All others may be temporary: of a network volume also EIO.
 _MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 
+torch.serialization.add_safe_globals([bytes])  # pickle writes an empty bytes object as a call of its type
+
 
 @dataclass(frozen=True, kw_only=True)
 class Found:

@@ -3,8 +3,8 @@
 <run>/step-120/state.pt   the tree of the state, in which a placeholder stands for each tensor
 <run>/step-120/shards/    the tensors, by torch.distributed.checkpoint: readable by any number of ranks
 
-Keys are those of the unsharded state (`model/blocks.0.mlp.0.weight`, `optimizer/state/3/exp_avg`), so that
-every strategy can read what any other strategy wrote.
+Keys are the paths of placeholders.py, those of the unsharded state, so that every strategy can read what any
+other strategy wrote.
 """
 
 import contextlib
@@ -21,15 +21,12 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.optim import Optimizer
 
-from dtj.checkpoint import paths, storage
+from dtj.checkpoint import paths, placeholders, storage
 from dtj.checkpoint.objects import Location
 from dtj.checkpoint.shard_files import ShardReader, shard_writer
 from dtj.errors import CheckpointError, DamagedError
 
-# A placeholder is the dict {_PLACEHOLDER: key of the tensor in the shards}; nothing else in a state has it.
-_PLACEHOLDER = "dtj/shard"
 Tensors = dict[str, torch.Tensor]
-_LISTS = (list, tuple)
 # What reading damaged metadata raises, and what ShardReader raises if a checksum is wrong.
 _DAMAGE = (
     *(EOFError, pickle.UnpicklingError, zipfile.BadZipFile),
@@ -37,33 +34,13 @@ _DAMAGE = (
 )
 
 
-def extract_tensors(state: Any, path: str = "") -> tuple[Any, Tensors]:
+def extract_tensors(state: Any) -> tuple[Any, Tensors]:
     """(the tree with placeholders, this rank's tensors by key).
 
     Tensors without dimensions stay in the tree. A meta tensor belongs to another rank: placeholder only.
     """
-    if isinstance(state, torch.Tensor) and (state.ndim or state.is_meta):
-        return {_PLACEHOLDER: path}, {} if state.is_meta else {path: state}
-    if isinstance(state, dict):
-        parts = {key: extract_tensors(value, _join(path, key)) for key, value in state.items()}
-        found = {k: v for _, tensors in parts.values() for k, v in tensors.items()}
-        return {key: tree for key, (tree, _) in parts.items()}, found
-    if type(state) in _LISTS:
-        items = [extract_tensors(value, _join(path, number)) for number, value in enumerate(state)]
-        found = {k: v for _, tensors in items for k, v in tensors.items()}
-        return type(state)(tree for tree, _ in items), found
-    return state, {}
-
-
-def merge_trees(trees: list[Any]) -> Any:
-    """All ranks' trees as one tree: of equal keys and places, the first rank's value is taken."""
-    first = next((tree for tree in trees if not _is_placeholder(tree)), trees[0])
-    if type(first) in _LISTS and all(type(each) is type(first) and len(each) == len(first) for each in trees):
-        return type(first)(merge_trees(list(items)) for items in zip(*trees, strict=True))
-    if not isinstance(first, dict) or _is_placeholder(first):
-        return first
-    keys = dict.fromkeys(key for tree in trees for key in tree)
-    return {key: merge_trees([tree[key] for tree in trees if key in tree]) for key in keys}
+    tree, found = placeholders.extract(state, takes=lambda tensor: bool(tensor.ndim) or tensor.is_meta)
+    return tree, {key: tensor for key, tensor in found if not tensor.is_meta}
 
 
 def write(pending: Location, step: int, tensors: Tensors, *, group: Any) -> None:
@@ -90,7 +67,7 @@ class LoadPlan:
             path: tensor
             for name, part in parts.items()
             if not isinstance(part, Optimizer)
-            for path, tensor in _tensors(part.state_dict(), name)
+            for path, tensor in placeholders.extract(part.state_dict(), name)[1]
         }
         self._parameters = {
             name: [p for group in part.param_groups for p in group["params"]]
@@ -133,7 +110,7 @@ def load_tensors(tree: Any, shards: Location, plan: LoadPlan) -> Any:
 
     Raise DamagedError if their content is wrong, CheckpointError if they cannot be read.
     """
-    keys = [key for key in _placeholders(tree) if plan.needs(key)]
+    keys = [key for key in placeholders.paths_in(tree) if plan.needs(key)]
     reader = ShardReader(shards)
     wanted: Tensors = {}
     with _explained(shards):
@@ -157,7 +134,7 @@ def shapes(tree: Any, shards: Location) -> Any:
         saved: Any = ShardReader(shards).read_metadata().state_dict_metadata
         found = {
             key: torch.empty(saved[key].size, dtype=saved[key].properties.dtype, device="meta")
-            for key in _placeholders(tree)
+            for key in placeholders.paths_in(tree)
         }
     return _replace(tree, found, WHOLE)
 
@@ -198,47 +175,14 @@ def _cause(error: BaseException) -> BaseException:
     return error
 
 
-def _replace(tree: Any, found: Tensors, plan: LoadPlan, path: str = "") -> Any:
+def _replace(tree: Any, found: Tensors, plan: LoadPlan) -> Any:
     """Replace placeholders by tensors. Other ranks' tensors are left out of optimizers, meta in models."""
-    if type(tree) in _LISTS:
-        items = _replace(dict(enumerate(tree)), found, plan, path)
-        return type(tree)(items.get(number) for number in range(len(tree)))
-    if not isinstance(tree, dict):
-        return tree
-    result: dict[Any, Any] = {}
-    for key, value in tree.items():
-        here = _join(path, key)
-        if plan.is_other_ranks(here):
-            continue
-        if not _is_placeholder(value):
-            result[key] = _replace(value, found, plan, here)
-        elif here in found:
-            result[key] = found[here]
-        elif (empty := plan.template(here)) is not None and empty.is_meta:
-            result[key] = empty
-    return result
 
+    def tensor_at(key: str) -> torch.Tensor | None:
+        empty = plan.template(key)
+        return found.get(key, empty if empty is not None and empty.is_meta else None)
 
-def _tensors(state: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
-    if isinstance(state, torch.Tensor):
-        yield path, state
-    elif isinstance(state, dict) or type(state) in _LISTS:
-        for key, value in state.items() if isinstance(state, dict) else enumerate(state):
-            yield from _tensors(value, _join(path, key))
-
-
-def _placeholders(tree: Any) -> list[str]:
-    if type(tree) in _LISTS:
-        return [key for value in tree for key in _placeholders(value)]
-    if not isinstance(tree, dict):
-        return []
-    if _is_placeholder(tree):
-        return [tree[_PLACEHOLDER]]
-    return [key for value in tree.values() for key in _placeholders(value)]
-
-
-def _is_placeholder(value: Any) -> bool:
-    return isinstance(value, dict) and _PLACEHOLDER in value
+    return placeholders.fill(tree, tensor_at, omits=plan.is_other_ranks)
 
 
 def _is_sharded(value: Any) -> bool:
@@ -252,7 +196,3 @@ def _slice(whole: torch.Tensor, template: Any) -> torch.Tensor:
         return whole
     there = whole.to(template.device_mesh.device_type)
     return distribute_tensor(there, template.device_mesh, template.placements, src_data_rank=None)
-
-
-def _join(path: str, key: Any) -> str:
-    return f"{path}/{key}" if path else str(key)

@@ -20,7 +20,7 @@ from dtj.checkpoint.checkpointer import Checkpointer
 from dtj.copies import buddy, slot, space, tree
 from dtj.copies.buddy import Address
 from dtj.copies.slot import Label, Slot
-from dtj.errors import CheckpointError
+from dtj.errors import CheckpointError, DtjError
 from dtj.parallel.layout import Layout
 from dtj.ranks import exchange
 from dtj.ranks.world import World
@@ -158,8 +158,8 @@ class MemoryCopies:
             return None
         try:
             return tree.Packed(self.checkpointer.rank_state())
-        except tree.NotCopyableError as problem:
-            self._turn_off(str(problem))
+        except DtjError as problem:
+            self._turn_off(problem.what)
             return None
 
     def _read(self, held: Slot) -> tuple[Any, str | None]:
@@ -168,7 +168,7 @@ class MemoryCopies:
             return None, "its checksum is wrong"
         try:
             return tree.unpack(payload, self.checkpointer.parts.template), None
-        except (tree.NotCopyableError, ValueError, KeyError, RuntimeError, AttributeError) as error:
+        except (CheckpointError, ValueError, KeyError, RuntimeError, AttributeError) as error:
             return None, str(error)
 
     def _load(self, state: Any, age: Age) -> None:

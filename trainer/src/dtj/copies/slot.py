@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 # magic, job, rank, generation, step, layout, length and checksum of the payload, checksum of the header
 _HEADER = struct.Struct("<8s16sQQQ16sQII")
-_MAGIC = b"dtjcopy1"
+_MAGIC = b"dtjcopy2"
 LABEL_BYTES = _HEADER.size
 _SENT_AT = 2048
 # The payload starts at a page, so that tensors in it are aligned.

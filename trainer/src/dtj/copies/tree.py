@@ -1,36 +1,25 @@
-"""State of a rank <-> bytes: a JSON index, then the bytes of the tensors. Nothing in it can be executed.
+"""State of a rank <-> bytes: an index that executes no code, then the bytes of the tensors.
 
-Containers are JSON arrays that begin with their type, so that a tuple stays a tuple, and a key that is a
-number stays one. Of a tensor that is sharded over ranks, only this rank's part is kept; the tensor that the
-program has in its place when the copy is loaded (`Template`) shows how it is sharded.
+The index is what torch.save makes of the state with placeholders for tensors, and of the record of each
+tensor. Of a tensor that is sharded over ranks, only this rank's part is kept; the tensor that the program has
+in its place when the copy is loaded (`Template`) shows how it is sharded.
 """
 
-import base64
-import json
+import io
 import math
-from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from dtj.checkpoint import placeholders
+from dtj.checkpoint.save import check_loadable
+from dtj.errors import CheckpointError
+
 # path of a tensor in the state -> the tensor that the program has there now
 Template = Callable[[str], "torch.Tensor | None"]
 _ALIGNMENT = 64
 _LENGTH_BYTES = 8
-_LISTS: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "size": torch.Size}
-_DICTS: dict[str, Any] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
-
-_LEAVES: dict[str, Callable[..., Any]] = {
-    "complex": complex,
-    "bytes": base64.b64decode,
-    "dtype": lambda name: getattr(torch, name),
-    "device": torch.device,
-}
-
-
-class NotCopyableError(Exception):
-    """The state holds something that this format cannot hold, or does not fit the program; says what."""
 
 
 class Packed:
@@ -40,11 +29,20 @@ class Packed:
     """
 
     def __init__(self, state: Any) -> None:
-        self._tensors: list[tuple[int, torch.Tensor]] = []  # place and this rank's part
-        self._records: list[dict[str, Any]] = []
+        """CheckpointError or RecipeError if the state holds something that this format cannot hold."""
+        tree, tensors = placeholders.extract(state)
+        check_loadable(tree, "state")
+        self._tensors: dict[str, torch.Tensor] = {}  # this rank's parts, by path
+        self._records: dict[str, dict[str, Any]] = {}
         self._end = 0
-        tree = self._encode(state)
-        self._index = json.dumps([tree, self._records]).encode()
+        for path, tensor in tensors:
+            if path in self._records:
+                raise CheckpointError(f"the state holds two tensors at {path}")
+            if not tensor.is_meta:
+                self._add(path, tensor.detach())
+        index = io.BytesIO()
+        torch.save([tree, self._records], index)
+        self._index = index.getbuffer()
         self._start = _aligned(_LENGTH_BYTES + len(self._index))
         self.length = self._start + self._end
 
@@ -53,92 +51,53 @@ class Packed:
         ends = _LENGTH_BYTES + len(self._index)
         target[:_LENGTH_BYTES] = len(self._index).to_bytes(_LENGTH_BYTES, "little")
         target[_LENGTH_BYTES:ends] = self._index
-        for (place, tensor), record in zip(self._tensors, self._records, strict=True):
+        for path, tensor in self._tensors.items():
             if tensor.numel():
-                _tensor_at(target, self._start + place, record).copy_(tensor)
+                record = self._records[path]
+                _tensor_at(target, self._start + record["place"], record).copy_(tensor)
 
-    def _encode(self, value: Any) -> Any:
-        if value is None or type(value) in {bool, int, float, str}:
-            return value
-        if isinstance(value, torch.Tensor):
-            return ["meta"] if value.is_meta else self._encode_tensor(value)
-        for name, kind in _LISTS.items():
-            if type(value) is kind:
-                return [name, *map(self._encode, value)]
-        for name, kind in _DICTS.items():
-            if type(value) is kind:
-                return [name, *([self._encode(key), self._encode(item)] for key, item in value.items())]
-        match value:
-            case complex():
-                return ["complex", value.real, value.imag]
-            case bytes():
-                return ["bytes", base64.b64encode(value).decode()]
-            case torch.dtype():
-                return ["dtype", _name_of(value)]
-            case torch.device():
-                return ["device", str(value)]
-        raise NotCopyableError(f"the state holds a {type(value).__qualname__}")
-
-    def _encode_tensor(self, value: Any) -> list[Any]:
-        tensor, sharding = value.detach(), None
-        if hasattr(tensor, "placements"):
-            sharding = _sharding(tensor)
+    def _add(self, path: str, tensor: Any) -> None:
+        sharding = _sharding(tensor)
+        if sharding is not None:
             tensor = tensor.to_local()
         if tensor.layout != torch.strided or tensor.is_quantized:
-            raise NotCopyableError("the state holds a sparse or quantized tensor")
-        self._records.append(
-            {
-                "dtype": _name_of(tensor.dtype),
-                "shape": list(tensor.shape),
-                "stride": list(torch.empty_like(tensor, device="meta").stride()),  # dense
-                "place": self._end,
-                "sharding": sharding,
-            }
-        )
-        self._tensors.append((self._end, tensor))
+            raise CheckpointError("the state holds a sparse or quantized tensor")
+        self._records[path] = {
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "stride": torch.empty_like(tensor, device="meta").stride(),  # dense
+            "place": self._end,
+            "sharding": sharding,
+        }
+        self._tensors[path] = tensor
         self._end = _aligned(self._end + tensor.numel() * tensor.element_size())
-        return ["tensor", len(self._records) - 1]
 
 
 def unpack(data: memoryview, template: Template) -> Any:
     """The state, with tensors of its own in host memory; sharded ones are on the device of their template.
 
-    NotCopyableError if it does not fit the templates.
+    CheckpointError if it does not fit the templates.
     """
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
-    tree, records = json.loads(bytes(data[_LENGTH_BYTES : _LENGTH_BYTES + length]))
+    index = io.BytesIO(data[_LENGTH_BYTES : _LENGTH_BYTES + length])
+    tree, records = torch.load(index, weights_only=True)
     start = _aligned(_LENGTH_BYTES + length)
 
-    def decode(node: Any, path: str) -> Any:
-        match node:
-            case ["meta"]:
-                return _fitting(template(path), None, path)
-            case ["tensor", number]:
-                record = records[number]
-                found = _tensor_at(data, start + record["place"], record).clone(
-                    memory_format=torch.preserve_format
-                )
-                if record["sharding"] is None:
-                    return found
-                return _shard_like(_fitting(template(path), record["sharding"], path), found, path)
-            case [name, *items] if name in _LISTS:
-                return _LISTS[name](tuple(decode(item, f"{path}/{i}") for i, item in enumerate(items)))
-            case [name, *items] if name in _DICTS:
-                keys = [decode(key, path) for key, _ in items]
-                pairs = zip(keys, items, strict=True)
-                return _DICTS[name](
-                    {key: decode(item, f"{path}/{key}" if path else str(key)) for key, (_, item) in pairs}
-                )
-            case [name, *values] if name in _LEAVES:
-                return _LEAVES[name](*values)
-        return node
+    def tensor_at(path: str) -> Any:
+        if path not in records:  # another rank's
+            return _fitting(template(path), None, path)
+        record = records[path]
+        own = _tensor_at(data, start + record["place"], record).clone(memory_format=torch.preserve_format)
+        if record["sharding"] is None:
+            return own
+        return _shard_like(_fitting(template(path), record["sharding"], path), own, path)
 
-    return decode(tree, "")
+    return placeholders.fill(tree, tensor_at)
 
 
 def _tensor_at(data: memoryview, place: int, record: dict[str, Any]) -> torch.Tensor:
     """The tensor of a record, which shares memory with `data`."""
-    dtype, shape, stride = getattr(torch, record["dtype"]), record["shape"], record["stride"]
+    dtype, shape, stride = record["dtype"], record["shape"], record["stride"]
     count = math.prod(shape)
     if count == 0:
         return torch.empty_strided(shape, stride, dtype=dtype)
@@ -147,7 +106,7 @@ def _tensor_at(data: memoryview, place: int, record: dict[str, Any]) -> torch.Te
 
 def _fitting(template: Any, sharding: Any, path: str) -> Any:
     if template is None or (not template.is_meta if sharding is None else _sharding(template) != sharding):
-        raise NotCopyableError(f"{path} is sharded in another way")
+        raise CheckpointError(f"{path} is sharded in another way")
     return template
 
 
@@ -156,7 +115,7 @@ def _shard_like(template: Any, local: torch.Tensor, path: str) -> torch.Tensor:
 
     there = template.to_local()
     if there.shape != local.shape:
-        raise NotCopyableError(f"{path} is sharded in another way")
+        raise CheckpointError(f"{path} is sharded in another way")
     return DTensor.from_local(
         local.to(there.device),
         template.device_mesh,
@@ -168,14 +127,10 @@ def _shard_like(template: Any, local: torch.Tensor, path: str) -> torch.Tensor:
 
 
 def _sharding(tensor: Any) -> Any:
-    """What must be the same when the tensor is restored; JSON."""
+    """What must be the same when the tensor is restored."""
     if not hasattr(tensor, "placements"):
         return None
     return [list(tensor.shape), [str(each) for each in tensor.placements], list(tensor.device_mesh.shape)]
-
-
-def _name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _aligned(count: int) -> int:
