@@ -126,7 +126,7 @@ def test_message_fields_change_only_with_the_protocol_number() -> None:
             Probe.__dataclass_fields__,
             Activity._fields,
             ProgramPoint._fields,
-            Message.__dataclass_fields__,
+            Message._fields,
         ),
     ]
     assert (PROTOCOL, [" ".join(each) for each in fields]) == (

@@ -319,7 +319,7 @@ class Run:
                 feed.close()
             if progress.is_over:
                 self.say(f"finished at step {self.step} of {total}: the program called run.finish")
-            self._recovery.run_verb(self._boundary.conclude, skip=_nothing)
+            self._recovery.run_verb(self._boundary.conclude)
             heartbeat.mine.rest()
             if self.step > started:
                 self.say(logger.meter.summary(step=self.step, waited_s=feed.waited_s))
@@ -336,7 +336,7 @@ class Run:
         if self._checkpointer.run_dir and not self._checkpointer.parts.user_parts:
             self.say("nothing will be saved: call run.state(model=..., opt=..., data=...) before run.steps")
         if not progress.has_begun and self.size > 1 and self.step < total:
-            self._recovery.run_verb(self._check_alike, skip=_nothing)
+            self._recovery.run_verb(self._check_alike)
         logger = self._logger(total)
         self._boundary.begin(logger)
         self._strategy.start(self.step, total)
@@ -569,9 +569,7 @@ class Run:
         score  the same on every rank, e.g. from `evaluate`; pass its negative if lower is better
         If a checkpoint cannot be written, its score does not count: a lower score is then kept as the best.
         """
-        self._recovery.run_verb(
-            lambda: self._checkpointer.offer(float(score), group=self._groups.control), skip=_nothing
-        )
+        self._recovery.run_verb(lambda: self._checkpointer.offer(float(score), group=self._groups.control))
 
     @contextlib.contextmanager
     def pause(self, what: str, *, at_most_s: float = heartbeat.PAUSE_S) -> Iterator[None]:
@@ -625,7 +623,3 @@ class Run:
     def _take_new_groups(self) -> None:
         self._strategy.rebuild()
         self._boundary.renew()
-
-
-def _nothing() -> None:
-    """A verb without a result is skipped."""

@@ -53,12 +53,13 @@ class Recovery:
         self,
         verb: Callable[[], T],
         *,
-        skip: Callable[[], T],
+        skip: Callable[[], Any] = lambda: None,
         rollback: Callable[[], None] | None = None,
     ) -> T:
         """Run a collective verb; repeat it if a rank was lost, skip it if the others have done it already.
 
-        skip      called if the verb is skipped; its result counts if that of the other ranks is not known
+        skip      called if the verb is skipped; its result counts if that of the other ranks is not known.
+                  Not needed for a verb without a result
         rollback  undoes a failed attempt, before the verb is repeated
         """
         while True:

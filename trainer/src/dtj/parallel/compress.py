@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from dtj.parallel.average import unflatten
+from dtj.parallel.average import average, unflatten
 
 Future = torch.futures.Future[torch.Tensor]
 _as_they_are: Callable[[Any, Any], Future] = default_hooks.allreduce_hook
@@ -107,7 +107,7 @@ class PowerSGD(WithFeedback):
     ) -> None:
         thin = [self._pays(g) for g in gradients]
         whole = [g for g, is_thin in zip(gradients, thin, strict=True) if not is_thin]
-        _mean(whole)
+        average(whole, None)
         for rest, is_thin in zip(left, thin, strict=True):
             if not is_thin:
                 rest.zero_()
@@ -115,10 +115,10 @@ class PowerSGD(WithFeedback):
         matrices = [gradients[n].view(gradients[n].shape[0], -1) for n in chosen]
         rights = [self._right_of(parameters[n], m) for n, m in zip(chosen, matrices, strict=True)]
         lefts = [m @ q for m, q in zip(matrices, rights, strict=True)]
-        _mean(lefts)
+        average(lefts, None)
         lefts = [torch.linalg.qr(p).Q for p in lefts]
         rights = [m.t() @ p for m, p in zip(matrices, lefts, strict=True)]
-        _mean(rights)
+        average(rights, None)
         for n, matrix, p, q in zip(chosen, matrices, lefts, rights, strict=True):
             self._right[parameters[n]] = q
             torch.mm(p, q.t(), out=matrix)
@@ -150,11 +150,3 @@ def hook(name: str, amount: float | None) -> Plain:
         case "topk":
             return TopK(amount or 1.0)
     raise AssertionError(name)
-
-
-def _mean(tensors: list[torch.Tensor]) -> None:
-    """Replace each tensor by its mean over all ranks, in one all-reduce."""
-    if tensors:
-        flat = torch.cat([t.reshape(-1) for t in tensors]).div_(dist.get_world_size())
-        dist.all_reduce(flat)
-        unflatten(flat, tensors)

@@ -6,7 +6,7 @@ The last axis joins consecutive ranks, which share a node and its fast links. So
 traffic.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -46,24 +46,24 @@ class Layout:
     @cached_property
     def data_rank(self) -> int:
         """This rank's index among those with different samples; ranks that split one model have the same."""
-        index = 0
-        for axis in _DATA_AXES:
-            index = index * self.size(axis) + self.at(axis)
-        return index
+        return self._index(_DATA_AXES)
 
     @cached_property
     def stream(self) -> int:
         """Index of this rank's random stream. Ranks of one tp group share it: they need the same dropout."""
-        index = 0
-        for axis in self.sizes:
-            if axis != "tp":
-                index = index * self.size(axis) + self.at(axis)
-        return index
+        return self._index(axis for axis in self.sizes if axis != "tp")
 
     @cached_property
     def data_size(self) -> int:
         """Number of ranks with different samples, among which a global batch is divided."""
         return prod(self.size(axis) for axis in _DATA_AXES)
+
+    def _index(self, axes: Iterable[str]) -> int:
+        """This rank's index in the part of the grid that has these axes."""
+        index = 0
+        for axis in axes:
+            index = index * self.size(axis) + self.at(axis)
+        return index
 
 
 def lay_out(strategy: str | None, mesh: str, world: World) -> Layout:

@@ -90,7 +90,7 @@ class Pipeline(Strategy):
             if is_last
             else torch.zeros((), device=self.device)
         )
-        dist.broadcast(total, src=self._global_rank(self._stages - 1), group=self._group)
+        dist.broadcast(total, group_src=self._stages - 1, group=self._group)
         return total
 
     def clip(self, max_norm: float, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
@@ -127,16 +127,13 @@ class Pipeline(Strategy):
         """Forward only, one stage after the other; every rank returns the output of the last stage."""
         value = inputs[0]
         for stage in range(self._stages):
-            source = self._global_rank(stage)
             if stage == self._stage:
                 value = self._chain(value)
-            shape, dtype = exchange.broadcast(
-                [tuple(value.shape), value.dtype], src=source, group=self._group
-            )
+            shape, dtype = exchange.broadcast([tuple(value.shape), value.dtype], src=stage, group=self._group)
             if stage != self._stage:
                 value = torch.empty(shape, dtype=dtype, device=self.device)
             value = value.contiguous()
-            dist.broadcast(value, src=source, group=self._group)
+            dist.broadcast(value, group_src=stage, group=self._group)
         return value
 
     def _inputs(self, weighted_loss: WeightedLoss, micro_batches: Sequence[Any]) -> torch.Tensor:
@@ -186,10 +183,8 @@ class Pipeline(Strategy):
         """Weights that several stages use, with the group of those stages. Every rank creates every group."""
         found = []
         self._counted_elsewhere: set[nn.Parameter] = set()
-        columns = [
-            [self._rank_at(stage, column) for stage in range(self._stages)]
-            for column in range(self.layout.size("ddp"))
-        ]
+        copies = self.layout.size("ddp")
+        columns = [range(column, self._stages * copies, copies) for column in range(copies)]  # stages of each
         for parameter, stages in users.items():
             if len(stages) < 2:
                 continue
@@ -201,12 +196,6 @@ class Pipeline(Strategy):
                     if self._stage != min(stages):
                         self._counted_elsewhere.add(parameter)
         return found
-
-    def _rank_at(self, stage: int, column: int) -> int:
-        return stage * self.layout.size("ddp") + column
-
-    def _global_rank(self, stage: int) -> int:
-        return self._rank_at(stage, self.layout.at("ddp"))
 
 
 def check_one_shape(inputs: Sequence[torch.Tensor], shape: torch.Size) -> None:

@@ -14,7 +14,7 @@ The values to log have any number and length: they are gathered after a step on 
 once a second.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,8 +26,7 @@ _INTERVAL_S = 0.2
 _LONG_STEP_S = 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Message:
+class Message(NamedTuple):
     """What one rank sends, and what every rank receives.
 
     stop        received as True if any rank sent True; so are the other flags but `copy`
@@ -72,8 +71,7 @@ class Agreement:
 
     def start(self, mine: Message) -> None:
         """Start sending this rank's message; does not block."""
-        numbers = (mine.stop, mine.finish, mine.save, mine.copy, mine.log, mine.not_finite, mine.interval)
-        self._sums = torch.tensor(numbers, dtype=torch.float64)
+        self._sums = torch.tensor(mine, dtype=torch.float64)
         if self._group is not None:
             self._work = dist.all_reduce(self._sums, group=self._group, async_op=True)
 
@@ -83,18 +81,11 @@ class Agreement:
             return None
         if self._work is not None:
             self._work.wait()
-        sums = self._sums.tolist()
+        sums = Message(*self._sums.tolist())
         ranks = dist.get_world_size(self._group) if self._group is not None else 1
         self._sums, self._work = None, None
-        return Message(
-            stop=sums[0] > 0,
-            finish=sums[1] > 0,
-            save=sums[2] > 0,
-            copy=sums[3] == ranks,
-            log=sums[4] > 0,
-            not_finite=sums[5] > 0,
-            interval=int(sums[6]),
-        )
+        is_set_anywhere = Message(*(number > 0 for number in sums))
+        return is_set_anywhere._replace(copy=sums.copy == ranks, interval=int(sums.interval))
 
 
 def gather(text: str, group: "dist.ProcessGroup | None") -> list[str]:

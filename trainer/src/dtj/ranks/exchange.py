@@ -18,14 +18,14 @@ _REDUCTIONS = {"mean": "SUM", "sum": "SUM", "max": "MAX", "min": "MIN"}
 
 
 def broadcast(value: Any, *, src: int, group: "dist.ProcessGroup") -> Any:
-    """The value of the global rank `src`, on every rank of the group; the others' are ignored."""
-    device = _device_of(group)
-    mine = _encode(value, device) if dist.get_rank() == src else torch.empty(0, dtype=torch.uint8)
+    """The value of rank `src` of the group, on every rank of it; the others' are ignored."""
+    device, is_sender = _device_of(group), dist.get_rank(group) == src
+    mine = _encode(value, device) if is_sender else torch.empty(0, dtype=torch.uint8)
     length = torch.tensor([len(mine)], device=device)
-    dist.broadcast(length, src=src, group=group)
-    data = mine if dist.get_rank() == src else torch.empty(int(length), dtype=torch.uint8, device=device)
-    dist.broadcast(data, src=src, group=group)
-    return value if dist.get_rank() == src else _decode(data)
+    dist.broadcast(length, group_src=src, group=group)
+    data = mine if is_sender else torch.empty(int(length), dtype=torch.uint8, device=device)
+    dist.broadcast(data, group_src=src, group=group)
+    return value if is_sender else _decode(data)
 
 
 def share_state(state: Any, *, group: "dist.ProcessGroup") -> Any:
@@ -76,9 +76,8 @@ def receive(source: int, *, group: "dist.ProcessGroup") -> Any:
 
 def all_gather(value: Any, *, group: "dist.ProcessGroup") -> list[Any]:
     """The values of all ranks, in their order, on every rank."""
-    found = gather(value, group=group)
-    everything: list[Any] = broadcast(found, src=dist.get_global_rank(group, 0), group=group)
-    return everything
+    found: list[Any] = broadcast(gather(value, group=group), src=0, group=group)
+    return found
 
 
 def all_gather_numbers(mine: Sequence[int], *, group: "dist.ProcessGroup | None") -> list[list[int]]:
