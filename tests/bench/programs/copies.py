@@ -107,12 +107,12 @@ class Turns:
             self.between.append(seconds / COPIES)
             self.stopped.append((self._stopped_s - stopped_s) / seconds)
             self.keeper.append((self._keeper_s - keeper_s) / seconds)
-            self._copies._is_needless = lambda: True
+            self._copies.is_needless = lambda: True
             yield from [True] * UNCOUNTED
             began = time.perf_counter()
             yield from [True] * steps
             self.off.append((time.perf_counter() - began) / steps)
-            self._copies._is_needless = lambda: False
+            self._copies.is_needless = lambda: False
 
     def _until_copied(self, count: int) -> Iterator[bool]:
         """Yield until so many copies have been made: after the same step on every rank."""

@@ -271,7 +271,7 @@ def test_part_that_cannot_be_saved_is_refused_before_training(part: Any, message
 def test_any_error_of_the_thread_that_writes_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = Writer(Owner(tmp_path, {}), keep=2, is_rank0=True, is_replicated=True, clock=lambda: 0.0)
+    writer = Writer(owner=Owner(tmp_path, {}), keep=2, is_rank0=True, is_replicated=True, clock=lambda: 0.0)
 
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("gloo: connection closed by peer")
@@ -286,7 +286,7 @@ def test_save_in_the_background_uses_the_memory_of_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory that is new to the process takes several times as long to write."""
-    writer = Writer(Owner(tmp_path, {}), keep=2, is_rank0=True, is_replicated=True, clock=lambda: 0.0)
+    writer = Writer(owner=Owner(tmp_path, {}), keep=2, is_rank0=True, is_replicated=True, clock=lambda: 0.0)
     written: list[Snapshot] = []
     monkeypatch.setattr(writer, "write", lambda snapshot, **_: written.append(snapshot))
     weights = torch.zeros(4)

@@ -50,7 +50,7 @@ class Rank:
         )
         self.checkpointer.parts.register({"model": self.model, "optimizer": self.optimizer})
         self.copies = MemoryCopies(
-            self.slots,
+            slots=self.slots,
             every=self.every,
             is_needless=lambda: self.is_needless,
             label=Label(job=b"j" * 16, rank=0, generation=self.generation, layout=b"l" * 16),

@@ -82,8 +82,8 @@ class Run:
         self._progress = Progress(feed=Feed(Nothing(), device=self.device))
         layout = strategy.layout
         self._feeds = FeedMaker(
-            settings,
-            Splitter(
+            settings=settings,
+            splitter=Splitter(
                 rank=layout.data_rank,
                 size=layout.data_size,
                 micro_batch=settings.micro_batch,

@@ -65,7 +65,7 @@ class Checkpointer:
         self._saved_at = clock()
         self._owner = Owner(self.run_dir, os.environ) if self.run_dir else None
         self._writer = Writer(
-            self._owner,
+            owner=self._owner,
             keep=settings.keep,
             is_rank0=self._is_rank0,
             is_replicated=strategy.replicated,

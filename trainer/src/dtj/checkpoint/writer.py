@@ -36,6 +36,7 @@ class Best:
     score: float
 
 
+@dataclass(kw_only=True, eq=False)
 class Writer:
     """Writes one checkpoint at a time into the folder of a run.
 
@@ -45,23 +46,16 @@ class Writer:
     owner       rank 0's claim on the folder; None if nothing is saved
     """
 
-    def __init__(
-        self,
-        owner: Owner | None,
-        *,
-        keep: int,
-        is_rank0: bool,
-        is_replicated: bool,
-        clock: Callable[[], float],
-    ) -> None:
+    owner: Owner | None
+    keep: int
+    is_rank0: bool
+    is_replicated: bool
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self.saved_step: int | None = None
         self.best: Best | None = None
         self.failure: CheckpointError | SupersededError | None = None
-        self._owner = owner
-        self._keep = keep
-        self._is_rank0 = is_rank0
-        self._is_replicated = is_replicated
-        self._clock = clock
         self._score = NO_SCORE  # of the save in progress
         self._thread: threading.Thread | None = None
         self._copy: Snapshot | None = None  # of the last save in the background
@@ -86,14 +80,14 @@ class Writer:
             self.failure = error
         else:
             self.failure, self.saved_step, self.best = None, snapshot.step, best
-            if self._is_rank0 and folder is not None:
-                report(folder, saveSeconds=round(self._clock() - began, 3), step=snapshot.step)
+            if self.is_rank0 and folder is not None:
+                report(folder, saveSeconds=round(self.clock() - began, 3), step=snapshot.step)
         finally:
             self._score = NO_SCORE
 
     def start(self, snapshot: Snapshot, *, score: float, began: float, group: Group) -> None:
         """`write` a copy of the snapshot in the background. Call `wait` before the next one."""
-        if group is not None and not self._is_replicated and self._group is None:
+        if group is not None and not self.is_replicated and self._group is None:
             # Two threads must not share a group. One for the whole run is enough: ranks with shards are never
             # replaced.
             self._group = dist.new_group(backend="gloo")  # type: ignore[assignment]
@@ -124,8 +118,8 @@ class Writer:
     def _commit_together(self, snapshot: Snapshot, best: Best | None, group: Group) -> Location | None:
         """The committed folder; None on ranks that wrote nothing. With shards, an error is raised on all."""
         owner, step = self._need_owner(), snapshot.step
-        if self._is_replicated:
-            if not self._is_rank0:
+        if self.is_replicated:
+            if not self.is_rank0:
                 return None
             save.prepare(owner, step)
             return self._commit(snapshot, best)
@@ -135,7 +129,7 @@ class Writer:
         try:
             sharded.write(locate(pending), step, snapshot.shards, group=group)
         except CheckpointError:
-            if self._is_rank0:
+            if self.is_rank0:
                 save.abandon(owner, step)
             raise
         return locate(on_rank0(lambda: str(self._commit(snapshot, best)), group))
@@ -145,13 +139,13 @@ class Writer:
             self._need_owner(),
             snapshot.step,
             with_best(best, snapshot.tree),
-            keep=self._keep,
+            keep=self.keep,
             best=best.step if best else None,
         )
 
     def _need_owner(self) -> Owner:
-        assert self._owner is not None  # nothing is saved without a folder
-        return self._owner
+        assert self.owner is not None  # nothing is saved without a folder
+        return self.owner
 
 
 def with_best(best: Best | None, tree: dict[str, Any]) -> dict[str, Any]:

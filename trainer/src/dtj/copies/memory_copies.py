@@ -10,7 +10,7 @@ The copies are an addition: if anything about one is in doubt, the newest checkp
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -42,6 +42,7 @@ Age = tuple[int, int]
 _NONE: Age = (-1, -1)
 
 
+@dataclass(kw_only=True, eq=False)
 class MemoryCopies:
     """This rank's slots.
 
@@ -49,47 +50,36 @@ class MemoryCopies:
     is_needless  at present the state of a lost rank would come from the other ranks
     label        of this process; its layout is what all ranks have in common, but for the names of the parts
     local_size   ranks that share this pod's memory
-
-    The attribute `buddy`: who keeps copies of this replica, too.
+    buddy        who keeps copies of this replica, too
     """
 
-    def __init__(
-        self,
-        slots: Sequence[Slot],
-        *,
-        every: int | None,
-        is_needless: Callable[[], bool],
-        label: Label,
-        local_size: int,
-        checkpointer: Checkpointer,
-        clock: Callable[[], float],
-        say: Callable[[str], None],
-    ) -> None:
-        self.checkpointer = checkpointer
-        self.buddy: Address | None = None
-        self._slots = tuple(slots)
-        self._every = every
-        self._is_needless = is_needless
-        self._label = label
-        self._local_size = local_size
-        self._clock = clock
-        self._say = say
-        self._is_off = not self._slots
+    slots: Sequence[Slot]
+    every: int | None
+    is_needless: Callable[[], bool]
+    label: Label
+    local_size: int
+    checkpointer: Checkpointer
+    clock: Callable[[], float]
+    say: Callable[[str], None]
+    buddy: Address | None = None
+
+    def __post_init__(self) -> None:
+        self._is_off = not self.slots
         self._has_space = False
         self._interval_s = _LEAST_INTERVAL_S
-        self._copied_at = clock()
+        self._copied_at = self.clock()
 
     def wants_copy(self) -> bool:
         """A copy is due by this rank's clock; it is made once all ranks want one."""
-        if self._is_off or self._every is not None or self._is_needless():
+        if self._is_off or self.every is not None or self.is_needless():
             return False
-        age_s = self._clock() - self._copied_at
+        age_s = self.clock() - self._copied_at
         waits = self.buddy is not None and age_s < _BUDDY_WAIT_S and not self._is_sent()
         return age_s >= self._interval_s and not waits
 
     def is_due(self, step: int) -> bool:
         """A copy is due after `step` by --memory-every; the same on every rank."""
-        return bool(self._every) and step % (self._every or 1) == 0 and not self._is_needless()
+        return bool(self.every) and step % (self.every or 1) == 0 and not self.is_needless()
 
     def copy(self, step: int, group: "dist.ProcessGroup | None", *, began: float) -> None:
         """Copy this rank's state after `step`. Every rank calls this after the same step.
@@ -97,17 +87,17 @@ class MemoryCopies:
         began  clock time at which the ranks started to prepare it
         If there is no memory for it, say so once and copy no more.
         """
-        if self._every == 0 or self._is_needless() or not self.checkpointer.parts.user_parts:
+        if self.every == 0 or self.is_needless() or not self.checkpointer.parts.user_parts:
             return
         packed = self._pack()
         if not self._fits(packed.length if packed else 0, group) or packed is None:
             return
         try:
-            oldest = slot.by_age(self._slots)[0]
+            oldest = slot.by_age(self.slots)[0]
             oldest.write(self._label_of(step), packed.length, packed.fill)
         except (OSError, ValueError, RuntimeError) as error:
             self._turn_off(str(error))
-        self._copied_at = self._clock()
+        self._copied_at = self.clock()
         share = _MOST_WITH_BUDDY if self.buddy else _MOST_OF_TIME
         self._interval_s = max(_LEAST_INTERVAL_S, (self._copied_at - began) / share)
 
@@ -117,10 +107,10 @@ class MemoryCopies:
         As a restore from a checkpoint, it claims the run's folder, with the same errors.
         CheckpointError if they do not fit the program; the next start does not find them.
         """
-        if self._every == 0 or self._label.generation == 1:
+        if self.every == 0 or self.label.generation == 1:
             return None
         self._fetch()
-        held = {_age(label): each for each in self._slots if (label := each.label()) and self._is_own(label)}
+        held = {_age(label): each for each in self.slots if (label := each.label()) and self._is_own(label)}
         ages = [*sorted(held, reverse=True), _NONE, _NONE]
         saved = self.checkpointer.newest_saved()
         mine = [*ages[0], *ages[1], -1 if saved is None else saved]
@@ -137,21 +127,21 @@ class MemoryCopies:
                 return age[1]
             why = f"the copy of step {age[1]} of rank {damaged[0]} is damaged"
         if any(any(row) for row in rows):
-            self._say(f"not resuming from memory: {why}")
+            self.say(f"not resuming from memory: {why}")
         return None
 
     def _fetch(self) -> None:
         """A new pod's slots are empty: get what the buddy of the lost pod keeps."""
-        if self.buddy is None or any(each.label() for each in self._slots):
+        if self.buddy is None or any(each.label() for each in self.slots):
             return
         try:
-            buddy.fetch(self.buddy, self._label.rank, self._slots)
+            buddy.fetch(self.buddy, self.label.rank, self.slots)
         except OSError as error:
-            where = f"rank {self._label.rank}'s copies from {self.buddy.host}"
+            where = f"rank {self.label.rank}'s copies from {self.buddy.host}"
             print(f"dtj: cannot fetch {where}: {error}", file=sys.stderr, flush=True)
 
     def _is_sent(self) -> bool:
-        return all(each.is_sent for each in self._slots if each.label())
+        return all(each.is_sent for each in self.slots if each.label())
 
     def _pack(self) -> tree.Packed | None:
         if self._is_off:
@@ -175,28 +165,28 @@ class MemoryCopies:
         try:
             self.checkpointer.load_rank_state(state)
         except (RuntimeError, ValueError, KeyError) as error:
-            for each in self._slots:
+            for each in self.slots:
                 each.clear()
             raise CheckpointError(
                 f"the copy in memory of step {age[1]} does not fit the program: {error}",
                 fix="none is needed: the next start uses the newest checkpoint",
             ) from error
-        self._say(f"resuming from memory, step {age[1]}")
+        self.say(f"resuming from memory, step {age[1]}")
 
     def _fits(self, length: int, group: "dist.ProcessGroup | None") -> bool:
         """Whether all ranks have memory for two copies; asked before the first one only."""
         if self._has_space:
             return True
         left = space.bytes_left()
-        needed = len(self._slots) * length - sum(each.allocated for each in self._slots)
-        needed = max(0, needed) * self._local_size
+        needed = len(self.slots) * length - sum(each.allocated for each in self.slots)
+        needed = max(0, needed) * self.local_size
         has_space = left is None or needed <= _USABLE * left
         self._has_space = all(row[0] for row in exchange.all_gather_numbers([has_space], group=group))
         if not self._has_space:
-            self._is_off, self._every = True, 0
+            self._is_off, self.every = True, 0
             own = f"{needed / _GIB:.1f} GiB, {(left or 0) / _GIB:.1f} GiB are left"
             where = f"this pod needs {own}" if not has_space else "another pod has too little left"
-            self._say(f"no copies in memory, after a loss ranks resume from the newest checkpoint: {where}")
+            self.say(f"no copies in memory, after a loss ranks resume from the newest checkpoint: {where}")
         return self._has_space
 
     def _turn_off(self, why: str) -> None:
@@ -206,8 +196,8 @@ class MemoryCopies:
 
     def _label_of(self, step: int) -> Label:
         parts = sorted(self.checkpointer.parts.user_parts)
-        layout = slot.digest([self._label.layout.hex(), parts])
-        return replace(self._label, step=step, layout=layout)
+        layout = slot.digest([self.label.layout.hex(), parts])
+        return replace(self.label, step=step, layout=layout)
 
     def _is_own(self, label: Label) -> bool:
         """It is of this job, rank and layout, whatever its age."""
@@ -227,8 +217,9 @@ def of_rank(
     """The copies of this process, which an agent has started, or not."""
     same = [layout.strategy, dict(layout.sizes), world.size]
     flags = [settings.precision, str(settings.sync), str(settings.compress)]
-    copies = MemoryCopies(
-        slot.mine(),
+    where = env.get(contract.BUDDY)
+    return MemoryCopies(
+        slots=slot.mine(),
         every=settings.memory_every,
         is_needless=is_needless,
         label=Label(
@@ -241,10 +232,8 @@ def of_rank(
         checkpointer=checkpointer,
         clock=time.monotonic,
         say=say,
+        buddy=Address.parse(where) if where else None,
     )
-    if where := env.get(contract.BUDDY):
-        copies.buddy = Address.parse(where)
-    return copies
 
 
 def choose(rows: Sequence[Sequence[Age | None]], *, saved: int) -> tuple[list[Age], str]:

@@ -1,7 +1,7 @@
 """Makes the feeds of a run: of a data set, of a loader of the user's own, of an evaluation."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from dtj.settings import Settings
 _EVALUATED = 256
 
 
+@dataclass(frozen=True, kw_only=True)
 class FeedMaker:
     """Makes feeds as one rank sees them.
 
@@ -28,54 +29,51 @@ class FeedMaker:
     parallel  the value of --parallel, for errors
     """
 
-    def __init__(
-        self, settings: Settings, splitter: Splitter, *, device: torch.device, seed: int, parallel: str
-    ) -> None:
-        self._settings = settings
-        self._splitter = splitter
-        self._device = device
-        self._seed = seed
-        self._parallel = parallel
+    settings: Settings
+    splitter: Splitter
+    device: torch.device
+    seed: int
+    parallel: str
 
     def of_dataset(
         self, dataset: Any, *, collate: Collate, equal_shares: bool, tokens: int | None, **how: Any
     ) -> Feed:
         """See Run.data. how: as of `feed`."""
-        splitter = replace(self._splitter, equal_shares=equal_shares)
+        splitter = replace(self.splitter, equal_shares=equal_shares)
         loader = self._loader(collate)
-        found = feed(dataset, splitter=splitter, loader=loader, seed=self._seed, **how)
+        found = feed(dataset, splitter=splitter, loader=loader, seed=self.seed, **how)
         found.tokens = tokens
         return found
 
     def of_loader(self, loader: Any, *, accumulate: int, tokens: int | None) -> Feed:
         """See Run.loader. RecipeError if the strategy needs batches of another size."""
-        splitter = self._splitter
+        splitter = self.splitter
         if splitter.micro_batch or splitter.pipeline_micro_batches:
-            flag = "--micro-batch" if splitter.micro_batch else f"--parallel {self._parallel}"
+            flag = "--micro-batch" if splitter.micro_batch else f"--parallel {self.parallel}"
             raise RecipeError(
                 f"{flag} cannot divide the batches of run.loader, whose size the loader decides",
                 fix="leave it out and use run.loader(..., accumulate=N) with smaller batches, or run.data",
             )
         rank, size = splitter.rank, splitter.size
-        source = UserLoader(loader, rank=rank, size=size, seed=self._seed, accumulate=accumulate)
+        source = UserLoader(loader, rank=rank, size=size, seed=self.seed, accumulate=accumulate)
         samples = accumulate * size * (source.batch_size or 1)
-        return Feed(source, device=self._device, global_batch=samples, tokens=tokens)
+        return Feed(source, device=self.device, global_batch=samples, tokens=tokens)
 
     def of_evaluation(self, dataset: Any, *, batch: int | None, collate: Collate, training: Feed) -> Feed:
         """One pass over a data set, in order. batch: see Run.evaluate; training: the feed of the steps."""
-        ranks = self._splitter.size
+        ranks = self.splitter.size
         as_trained = -(-training.global_batch // ranks) if training.global_batch else _EVALUATED
-        splitter = Splitter(rank=self._splitter.rank, size=ranks)
+        splitter = Splitter(rank=self.splitter.rank, size=ranks)
         if batch is not None:
             batch = whole(batch, "batch is", least=1, fix="set it to the samples of a forward pass of a rank")
-        samples = ranks * (batch or self._settings.micro_batch or as_trained)
+        samples = ranks * (batch or self.settings.micro_batch or as_trained)
         loader = self._loader(collate)
         return feed(dataset, global_batch=samples, splitter=splitter, loader=loader, once=True)
 
     def _loader(self, collate: Collate) -> Loader:
-        settings = self._settings
+        settings = self.settings
         return Loader(
-            collate=collate, device=self._device, workers=settings.workers, start=settings.worker_start
+            collate=collate, device=self.device, workers=settings.workers, start=settings.worker_start
         )
 
 
@@ -116,7 +114,7 @@ def feed(
     how: dict[str, Any] = {"global_batch": global_batch, "splitter": splitter, "seed": seed, "once": once}
     how |= {"drop_last": drop_last or equal_shares, "loader": loader}
     source: Source = (
-        Streamed(dataset, **how) if is_stream(dataset) else Indexed(dataset, shuffle=shuffle, **how)
+        Streamed(dataset, **how) if is_stream(dataset) else Indexed(dataset=dataset, shuffle=shuffle, **how)
     )
     return Feed(source, device=loader.device, equal_shares=equal_shares, global_batch=global_batch)
 

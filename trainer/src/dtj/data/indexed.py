@@ -1,6 +1,7 @@
 """A map-style dataset: position -> samples. The shuffled order is computed, not stored."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,36 +25,27 @@ class Ticket(NamedTuple):
     indices: Indices
 
 
+@dataclass(kw_only=True, eq=False)
 class Indexed:
     """Every sample exactly once per epoch. A position counts the samples consumed since training started."""
 
-    def __init__(
-        self,
-        dataset: Any,
-        *,
-        global_batch: int,
-        splitter: Splitter,
-        seed: int,
-        shuffle: bool,
-        once: bool,
-        loader: Loader,
-        drop_last: bool = False,
-    ) -> None:
-        self._length = length_of(dataset)
-        self._global_batch = global_batch
-        self._drop_last = drop_last
-        if drop_last and self._length < global_batch:
+    dataset: Any
+    global_batch: int
+    splitter: Splitter
+    seed: int
+    shuffle: bool
+    once: bool
+    loader: Loader
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        self._length = length_of(self.dataset)
+        if self.drop_last and self._length < self.global_batch:
             raise RecipeError(
-                f"the dataset has {self._length} samples, fewer than one global batch of {global_batch}",
+                f"the dataset has {self._length} samples, fewer than one global batch of {self.global_batch}",
                 fix="use a smaller global_batch, or leave drop_last and equal_shares out",
             )
-        self._dataset = dataset
-        self._look_up = partial(look_up, dataset, collate=loader.collate, seed=seed)
-        self._splitter = splitter
-        self._seed = seed
-        self._shuffle = shuffle
-        self._once = once
-        self._loader = loader
+        self._look_up = partial(look_up, self.dataset, collate=self.loader.collate, seed=self.seed)
         self._near: dict[int, RankBatch] = {}
         self._items: Iterator[tuple[int, int, Any]] | None = None
         self._loaded: dict[tuple[int, int], Any] = {}
@@ -75,7 +67,7 @@ class Indexed:
 
     def load(self, rank_batch: RankBatch, micro_batch: MicroBatch) -> Any:
         """The samples of one micro-batch, in host memory."""
-        if not self._loader.workers:
+        if not self.loader.workers:
             return self._look_up(micro_batch.indices, position=rank_batch.position)
         wanted = (rank_batch.position, micro_batch.number)
         if wanted not in self._loaded:
@@ -95,7 +87,7 @@ class Indexed:
 
     def state(self, position: int) -> dict[str, int]:
         """A position, and what must be the same for it to be valid."""
-        fixed = {"length": self._length, "seed": self._seed, "global_batch": self._global_batch}
+        fixed = {"length": self._length, "seed": self.seed, "global_batch": self.global_batch}
         return {"position": position} | fixed
 
     def position(self, state: dict[str, int]) -> int:
@@ -105,8 +97,8 @@ class Indexed:
             what = "the checkpoint was made with a stream; this dataset is map-style"
         elif was != now:
             what = f"the checkpoint was made with a dataset of {was} samples; this one has {now}"
-        elif state.get("seed") != self._seed:
-            what = f"the checkpoint was made with seed {state.get('seed')}; this run has seed {self._seed}"
+        elif state.get("seed") != self.seed:
+            what = f"the checkpoint was made with seed {state.get('seed')}; this run has seed {self.seed}"
             other = "seed"
         else:
             epoch, start = divmod(state["position"], self._length)
@@ -121,7 +113,7 @@ class Indexed:
             if (at, found) > (position, number):
                 break
         loading = _Loading(self._look_up)
-        self._items = self._loader.ahead(loading, of=self._dataset, sampler=self._tickets(position))
+        self._items = self.loader.ahead(loading, of=self.dataset, sampler=self._tickets(position))
         return next(data for at, found, data in self._items if (at, found) == (position, number))
 
     def _tickets(self, position: int) -> Iterator[Ticket]:
@@ -131,32 +123,32 @@ class Indexed:
                 near = self._look_ahead(position)
             rank_batch = near[position]
             yield from (Ticket(position, mb.number, mb.indices) for mb in rank_batch.micro_batches)
-            if self._once and rank_batch.ends_epoch:
+            if self.once and rank_batch.ends_epoch:
                 return
             position = self.after(rank_batch)
 
     def _starts(self, start: int) -> range:
         """Where batches of an epoch begin, from `start` on."""
-        end = self._length - self._global_batch + 1 if self._drop_last else self._length
-        return range(start, end, self._global_batch)
+        end = self._length - self.global_batch + 1 if self.drop_last else self._length
+        return range(start, end, self.global_batch)
 
     def _look_ahead(self, position: int) -> dict[int, RankBatch]:
         """The next batches of the epoch, by position."""
         epoch, start = divmod(position, self._length)
         starts = self._starts(start)[:_AHEAD]
-        sizes = [min(self._global_batch, self._length - first) for first in starts]
+        sizes = [min(self.global_batch, self._length - first) for first in starts]
         places = []  # without a sample of its own, the rank takes the first one of the batch as a dummy
         for first, samples in zip(starts, sizes, strict=True):
-            mine = self._splitter.rank_range(samples) or range(1)
+            mine = self.splitter.rank_range(samples) or range(1)
             places.append(np.arange(first + mine.start, first + mine.stop))
         indices = np.concatenate(places)
-        if self._shuffle:
-            indices = order.shuffled(indices, n=self._length, seed=self._seed, epoch=epoch)
+        if self.shuffle:
+            indices = order.shuffled(indices, n=self._length, seed=self.seed, epoch=epoch)
         found, end = {}, 0
         for first, samples, place in zip(starts, sizes, places, strict=True):
             end += len(place)
             ends_epoch = not self._starts(first + samples)
-            micro_batches = self._splitter.split(indices[end - len(place) : end], samples=samples)
+            micro_batches = self.splitter.split(indices[end - len(place) : end], samples=samples)
             at = epoch * self._length + first
             found[at] = RankBatch(at, samples, epoch, ends_epoch, micro_batches)
         return found

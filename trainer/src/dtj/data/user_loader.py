@@ -11,6 +11,7 @@ as it is   any other loader: the user divides it. An epoch continues by reading 
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -216,7 +217,7 @@ class Divided:
         self._size = size
         self._length = length_of(loader.dataset)
         self._sampler = RankSampler(
-            self._length, rank=rank, size=size, seed=seed, shuffle=shuffle, drop_last=loader.drop_last
+            length=self._length, rank=rank, size=size, seed=seed, shuffle=shuffle, drop_last=loader.drop_last
         )
         kept = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
         kept["worker_init_fn"] = worker.Start(os.getpid(), kept["worker_init_fn"])
@@ -239,28 +240,29 @@ class Divided:
         return min(self._length, done + batches * self._size_of_batch * self._size)
 
 
+@dataclass(kw_only=True, eq=False)
 class RankSampler(Sampler[int]):
     """This rank's samples of an epoch, after the first `done` ones: every `size`-th, in the epoch's order."""
 
-    def __init__(
-        self, length: int, *, rank: int, size: int, seed: int, shuffle: bool, drop_last: bool
-    ) -> None:
-        self.epoch = 0
-        self.done = 0
-        self._drop_last = drop_last
-        self._length, self._rank, self._size = length, rank, size
-        self._seed, self._shuffle = seed, shuffle
+    length: int
+    rank: int
+    size: int
+    seed: int
+    shuffle: bool
+    drop_last: bool
+    epoch: int = 0
+    done: int = 0
 
     def share(self, done: int) -> int:
         """Samples of each rank after the first `done` of all ranks; a few are repeated or left out."""
-        left = self._length - done
-        return left // self._size if self._drop_last else -(-left // self._size)
+        left = self.length - done
+        return left // self.size if self.drop_last else -(-left // self.size)
 
     def __iter__(self) -> Iterator[int]:
-        places = self.done + self._rank + self._size * np.arange(self.share(self.done))
-        places %= self._length
-        if self._shuffle:
-            places = order.shuffled(places, n=self._length, seed=self._seed, epoch=self.epoch)
+        places = self.done + self.rank + self.size * np.arange(self.share(self.done))
+        places %= self.length
+        if self.shuffle:
+            places = order.shuffled(places, n=self.length, seed=self.seed, epoch=self.epoch)
         return iter(places.tolist())
 
     def __len__(self) -> int:

@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -20,26 +21,20 @@ from dtj.telemetry import report_pipe
 T = TypeVar("T")
 
 
+@dataclass(kw_only=True, eq=False)
 class Recovery:
     """Keeps this rank in step with the others when one of them is lost and replaced.
 
     on_new_groups  called when the process groups were replaced, before anything is sent over the new ones
     """
 
-    def __init__(
-        self,
-        *,
-        groups: ProcessGroups,
-        checkpointer: Checkpointer,
-        progress: Progress,
-        on_new_groups: Callable[[], None],
-        say: Callable[[str], None],
-    ) -> None:
-        self._groups = groups
-        self._checkpointer = checkpointer
-        self._progress = progress
-        self._on_new_groups = on_new_groups
-        self._say = say
+    groups: ProcessGroups
+    checkpointer: Checkpointer
+    progress: Progress
+    on_new_groups: Callable[[], None]
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         self._handover = Handover()
         self._has_state = False  # this rank holds the state that belongs to its point in the program
         self._results: dict[int, Any] = {}  # of the verbs since the last step
@@ -72,14 +67,14 @@ class Recovery:
                 result = verb()
                 break
             except RuntimeError as error:
-                if rollback and self._groups.can_heal:
+                if rollback and self.groups.can_heal:
                     rollback()
                 self.rejoin(error)
-        if self._groups.can_heal:
-            if self._progress.verb == 0:
+        if self.groups.can_heal:
+            if self.progress.verb == 0:
                 self._results = {}
-            self._results[self._progress.verb] = result
-        self._progress.verb += 1
+            self._results[self.progress.verb] = result
+        self.progress.verb += 1
         return result
 
     def between_steps(self, after_step: Callable[[int, bool], None], epoch: int, is_last: bool) -> None:
@@ -92,7 +87,7 @@ class Recovery:
 
     def joins_survivors(self) -> bool:
         """Other ranks hold the state in memory; this rank receives it at the point where they wait."""
-        return self._groups.is_healing and self._compare()
+        return self.groups.is_healing and self._compare()
 
     def mark_restored(self) -> None:
         """This rank has restored its checkpoint, or there is none: its state is complete."""
@@ -102,16 +97,16 @@ class Recovery:
         """Report to the agent that this rank holds the state: it can keep running if another rank is lost."""
         if (
             self._has_state
-            and self._groups.can_heal
-            and self._checkpointer.parts.user_parts
-            and self._groups.control is not None
+            and self.groups.can_heal
+            and self.checkpointer.parts.user_parts
+            and self.groups.control is not None
         ):
             report_pipe.send({"hold": True}, wait_s=1.0)
 
     def give_up_healing(self) -> None:
         """From now on a lost rank ends all ranks: the program runs collectives that cannot be repeated."""
-        if self._groups.can_heal:
-            self._groups.stop_healing()
+        if self.groups.can_heal:
+            self.groups.stop_healing()
             report_pipe.send({"hold": False}, wait_s=1.0)
 
     def hand_over(self) -> None:
@@ -119,10 +114,10 @@ class Recovery:
         while self._handover.target is not None and not self.is_behind:
             try:
                 taken = self._handover.exchange(
-                    self._control, state=lambda: self._checkpointer.whole_state(self._progress.step)
+                    self._control, state=lambda: self.checkpointer.whole_state(self.progress.step)
                 )
                 if taken is not None:
-                    self._checkpointer.load_whole_state(taken)
+                    self.checkpointer.load_whole_state(taken)
                     self._has_state = True
                     self.report_state()
             except RuntimeError as error:
@@ -132,15 +127,15 @@ class Recovery:
         """Join the next generation and compare points; raise `error` if it does not come from a lost peer."""
         while True:
             try:
-                self._groups.reform(error)
+                self.groups.reform(error)
             except Stopped:
-                saved = self._checkpointer.saved_step
+                saved = self.checkpointer.saved_step
                 rest = "nothing was saved" if saved is None else f"the newest checkpoint is of step {saved}"
-                self._say(f"stopped at step {self._progress.step}; {rest}")
+                self.say(f"stopped at step {self.progress.step}; {rest}")
                 raise
             try:
-                self._on_new_groups()
-                self._progress.needs_warm_up = self._progress.step > 0
+                self.on_new_groups()
+                self.progress.needs_warm_up = self.progress.step > 0
                 self._compare()
             except RuntimeError as another:
                 error = another
@@ -149,7 +144,7 @@ class Recovery:
 
     @property
     def _point(self) -> ProgramPoint:
-        progress = self._progress
+        progress = self.progress
         return ProgramPoint(
             progress.loops, progress.step, progress.is_over, progress.verb, progress.feed.position
         )
@@ -159,15 +154,15 @@ class Recovery:
         point = self._point if self._has_state else NO_STATE
         target = self._handover.compare(point, self._control, results=self._results)
         if target is None:
-            if self._progress.has_begun:  # the last rank with the state is lost
+            if self.progress.has_begun:  # the last rank with the state is lost
                 raise SystemExit(EXIT_PEER_LOST)
             return False
         if target.is_over:
-            self._progress.ends_at = target.step
+            self.progress.ends_at = target.step
         if not self._has_state:
-            self._progress.step, self._progress.verb = target.step, 0
-            self._progress.feed.position = target.data_position
-            self._progress.needs_warm_up = target.step > 0
+            self.progress.step, self.progress.verb = target.step, 0
+            self.progress.feed.position = target.data_position
+            self.progress.needs_warm_up = target.step > 0
         elif self.is_behind:
             self._has_state = False
             report_pipe.send({"hold": False})
@@ -175,5 +170,5 @@ class Recovery:
 
     @property
     def _control(self) -> "dist.ProcessGroup":
-        assert self._groups.control is not None  # never called with a single process
-        return self._groups.control
+        assert self.groups.control is not None  # never called with a single process
+        return self.groups.control

@@ -6,6 +6,7 @@ The only collective that it adds to a step is the message of agreement.py, which
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch.distributed as dist
 
@@ -27,6 +28,7 @@ from dtj.telemetry.logger import Logger
 _NOTHING = Message()
 
 
+@dataclass(kw_only=True, eq=False)
 class Boundary:
     """The work between one step and the next, in agreement with the other ranks.
 
@@ -34,31 +36,21 @@ class Boundary:
     wants_finish  this rank called run.finish
     """
 
-    def __init__(
-        self,
-        *,
-        groups: ProcessGroups,
-        stop: StopFlag,
-        strategy: Strategy,
-        copies: MemoryCopies,
-        finite: FiniteCheck,
-        replicas: ReplicaCheck,
-        progress: Progress,
-        say: Callable[[str], None],
-    ) -> None:
+    groups: ProcessGroups
+    stop: StopFlag
+    strategy: Strategy
+    copies: MemoryCopies
+    finite: FiniteCheck
+    replicas: ReplicaCheck
+    progress: Progress
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         self.logger: Logger | None = None
         self.wants_finish = False
+        self._checkpointer = self.copies.checkpointer
         self._save_due = self._copy_due = False
-        self._groups = groups
-        self._stop = stop
-        self._strategy = strategy
-        self._checkpointer = copies.checkpointer
-        self._copies = copies
-        self._finite = finite
-        self._replicas = replicas
-        self._progress = progress
-        self._say = say
-        self._agreement = Agreement(groups.control)
+        self._agreement = Agreement(self.groups.control)
         self._sent = (0, 0.0)  # step and time of the last message
         self._next = 0  # step after which the next message is sent
         self._reads_at_once = False  # because steps are long; the same on every rank
@@ -66,7 +58,7 @@ class Boundary:
     def begin(self, logger: Logger) -> None:
         """Training starts or continues after the present step."""
         self.logger, self.wants_finish = logger, False
-        self._sent = (self._progress.step, time.monotonic())
+        self._sent = (self.progress.step, time.monotonic())
 
     def counting_operations(self, samples: int) -> contextlib.AbstractContextManager[None]:
         """Context for forward and backward of a step, see `Meter.counting`."""
@@ -77,34 +69,34 @@ class Boundary:
 
         All ranks, also restarted ones, send the next message after the next step.
         """
-        self._agreement, self._next = Agreement(self._groups.control), 0
+        self._agreement, self._next = Agreement(self.groups.control), 0
         self._reads_at_once = False
         if self.logger:
             self.logger.forget()
 
     def after_step(self, epoch: int, is_last: bool) -> None:
         """To be called after the optimizer step. Raises Stopped on all ranks if they agreed on a stop."""
-        step = self._progress.step
+        step = self.progress.step
         heartbeat.mine.stepped(step)
-        self._strategy.after_step(step)
+        self.strategy.after_step(step)
         decided = _NOTHING
         if self._reads_at_once and not self._agreement.is_pending:
             self._send()
-        if is_last or self._reads_at_once or step > self._sent[0] + self._strategy.max_steps_ahead:
+        if is_last or self._reads_at_once or step > self._sent[0] + self.strategy.max_steps_ahead:
             decided = self._receive()
         if decided.finish:
-            self._progress.ends_at, is_last = step, True
+            self.progress.ends_at, is_last = step, True
         if decided.not_finite:
             self._check_finite()
-        self._replicas.after_step(
+        self.replicas.after_step(
             step,
             self._checkpointer.parts.user_parts,
-            in_sync=self._strategy.in_sync(step),
-            group=self._groups.control,
+            in_sync=self.strategy.in_sync(step),
+            group=self.groups.control,
         )
         self._save_due = self._save_due or decided.save or self._checkpointer.is_due(step)
-        self._copy_due = self._copy_due or decided.copy or self._copies.is_due(step)
-        if (self._save_due or self._copy_due) and not decided.stop and self._strategy.in_sync(step):
+        self._copy_due = self._copy_due or decided.copy or self.copies.is_due(step)
+        if (self._save_due or self._copy_due) and not decided.stop and self.strategy.in_sync(step):
             self._keep(step)
         ends = is_last or decided.stop
         self._log(epoch, ends=ends)
@@ -112,22 +104,22 @@ class Boundary:
         if (is_due or ends) and not self._agreement.is_pending:
             self._send()
         if ends and self._receive().finish:  # read the message that is still in flight
-            self._progress.ends_at = step
+            self.progress.ends_at = step
         if decided.stop and not is_last:
             self._leave()
-        if self._stop and self._stops_alone and not is_last:
+        if self.stop and self._stops_alone and not is_last:
             self._stop_unsaved()
 
     def conclude(self) -> Location | None:
         """Save the final state. Ranks with local steps synchronize first; raises if a loss was not finite."""
-        self._strategy.after_step(self._progress.step, force=True)
+        self.strategy.after_step(self.progress.step, force=True)
         self._check_weights()
         with heartbeat.mine.saving():
-            folder = self._checkpointer.save(self._progress.step, group=self._groups.control, last=True)
+            folder = self._checkpointer.save(self.progress.step, group=self.groups.control, last=True)
             # Every rank waits here until rank 0 has committed the checkpoint. If rank 0 is lost during the
             # save, its replacement receives the state of another rank and saves it.
-            if folder and self._groups.control is not None:
-                dist.barrier(group=self._groups.control)
+            if folder and self.groups.control is not None:
+                dist.barrier(group=self.groups.control)
         return folder
 
     def _keep(self, step: int) -> None:
@@ -137,32 +129,32 @@ class Boundary:
         self._check_weights()
         with heartbeat.mine.saving():
             if saves:
-                self._checkpointer.save(step, group=self._groups.control)
+                self._checkpointer.save(step, group=self.groups.control)
                 began = time.monotonic()
-            self._copies.copy(step, self._groups.control, began=began)
+            self.copies.copy(step, self.groups.control, began=began)
 
     def _log(self, epoch: int, *, ends: bool) -> None:
         """Make the line of this step; deliver all lines if they are due, or if training ends."""
-        step, feed, logger = self._progress.step, self._progress.feed, self._need_logger()
+        step, feed, logger = self.progress.step, self.progress.feed, self._need_logger()
         delivers = logger.is_due or ends  # the same on all ranks
         logger.end(step, samples=feed.consumed, epoch=epoch, waited_s=feed.waited_s)
         if delivers:
-            logger.deliver(agreement.gather(logger.pending(), self._groups.control))
+            logger.deliver(agreement.gather(logger.pending(), self.groups.control))
 
     def _send(self) -> None:
-        step, logger = self._progress.step, self._need_logger()
+        step, logger = self.progress.step, self._need_logger()
         now = time.monotonic()
         interval = agreement.interval(step - self._sent[0], now - self._sent[1])
         self._sent = (step, now)
         self._agreement.start(
             Message(
-                stop=bool(self._stop) and not self._stops_alone,
+                stop=bool(self.stop) and not self._stops_alone,
                 finish=self.wants_finish,
                 save=self._checkpointer.wants_save(),
-                copy=self._copies.wants_copy(),
+                copy=self.copies.wants_copy(),
                 log=logger.wants_line(),
-                not_finite=self._finite.has_seen_one(),
-                interval=interval if self._strategy.layout.rank == 0 else 0,  # rank 0 decides
+                not_finite=self.finite.has_seen_one(),
+                interval=interval if self.strategy.layout.rank == 0 else 0,  # rank 0 decides
             )
         )
 
@@ -172,7 +164,7 @@ class Boundary:
         if decided is None:
             return _NOTHING
         self._next = self._sent[0] + max(1, decided.interval)
-        self._reads_at_once = decided.interval == 0 and not self._strategy.max_steps_ahead
+        self._reads_at_once = decided.interval == 0 and not self.strategy.max_steps_ahead
         if decided.log:
             self._need_logger().require_line()
         return decided
@@ -180,31 +172,31 @@ class Boundary:
     @property
     def _stops_alone(self) -> bool:
         """Without a checkpoint folder, an agreed stop would lose the state that the other ranks can keep."""
-        return self._groups.can_heal and not self._checkpointer.run_dir
+        return self.groups.can_heal and not self._checkpointer.run_dir
 
     def _leave(self) -> None:
         """Save and raise Stopped; all ranks call it after the same step."""
         folder = self.conclude()
         if folder is None:
             self._stop_unsaved()
-        self._say(f"stopped at step {self._progress.step}; checkpoint {folder}")
+        self.say(f"stopped at step {self.progress.step}; checkpoint {folder}")
         raise Stopped(EXIT_STOPPED)
 
     def _stop_unsaved(self) -> None:
-        self._say(f"stopped at step {self._progress.step}; nothing was saved")
-        raise Stopped(EXIT_SIGNAL + (self._stop.signal or 15))
+        self.say(f"stopped at step {self.progress.step}; nothing was saved")
+        raise Stopped(EXIT_SIGNAL + (self.stop.signal or 15))
 
     def _check_weights(self) -> None:
         """Raise on every rank if the state must not be saved."""
-        self._strategy.check_unchanged()
+        self.strategy.check_unchanged()
         self._check_finite(weights=True)
 
     def _check_finite(self, *, weights: bool = False) -> None:
-        self._finite.check(
-            self._groups.control,
+        self.finite.check(
+            self.groups.control,
             saved=self._checkpointer.saved_step,
-            step=self._progress.step,
-            weights=self._strategy.parameters if weights else (),
+            step=self.progress.step,
+            weights=self.strategy.parameters if weights else (),
         )
 
     def _need_logger(self) -> Logger:

@@ -7,7 +7,6 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +21,9 @@ from dtj.parallel.strategy import Strategy
 from dtj.ranks import exchange
 from dtj.step.precision import Precision
 from dtj.telemetry import heartbeat
+
+# What the user's function returned for a micro-batch, the number of its samples, and whether it is a dummy.
+Score = tuple[Any, int, bool]
 
 
 class Metric(Protocol):
@@ -49,10 +51,11 @@ def evaluate(
             f"run.evaluate got metric={metric!r}, expected a metric of torchmetrics",
             fix="pass an object such as torchmetrics.F1Score(task='multiclass', num_classes=10)",
         )
-    score_all = partial(_score_all, score, feed, strategy=strategy, precision=precision)
-    if metric is None:
-        return _mean(score_all, strategy.device, group)
-    return _of_metric(score_all, metric, strategy, group)
+    scores = _scores(score, feed, precision)
+    with strategy.evaluating(), torch.no_grad():
+        if metric is None:
+            return _mean(scores, strategy.device, group)
+        return _of_metric(scores, metric, strategy, group)
 
 
 def of_no_sample(metric: Metric | None) -> Any:
@@ -60,23 +63,13 @@ def of_no_sample(metric: Metric | None) -> Any:
     return dict.fromkeys(metric, math.nan) if isinstance(metric, nn.ModuleDict) else math.nan
 
 
-def _mean(
-    score_all: Callable[[Callable[..., None]], None],
-    device: torch.device,
-    group: "dist.ProcessGroup | None",
-) -> float:
-    """Mean of one value per sample.
-
-    score  micro-batch of k samples -> k values; each batch of the feed is one micro-batch on every rank
-    RecipeError if the score does not have one value per sample.
-    """
+def _mean(scores: Iterable[Score], device: torch.device, group: "dist.ProcessGroup | None") -> float:
+    """Mean of one value per sample; RecipeError if a score does not have one."""
     # bf16 and fp16 cannot add up many scores. Apple's GPUs have no float64.
     sum_type = torch.float32 if device.type == "mps" else torch.float64
     total = torch.zeros((), dtype=sum_type, device=device)
     count = 0
-
-    def add(found: Any, samples: int, *, is_dummy: bool) -> None:
-        nonlocal count
+    for found, samples, is_dummy in scores:
         if not isinstance(found, torch.Tensor) or found.numel() != samples:
             given = (
                 f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"type {type(found)}"
@@ -88,8 +81,6 @@ def _mean(
         if not is_dummy:
             total.add_(found.sum(dtype=sum_type))
             count += samples
-
-    score_all(add)
     sums = torch.tensor([float(total), count], dtype=torch.float64)
     if group is not None:  # ranks that split one model count the same samples, which does not change the mean
         dist.all_reduce(sums, group=group)
@@ -97,53 +88,37 @@ def _mean(
 
 
 def _of_metric(
-    score_all: Callable[[Callable[..., None]], None],
-    metric: Metric,
-    strategy: Strategy,
-    group: "dist.ProcessGroup | None",
+    scores: Iterable[Score], metric: Metric, strategy: Strategy, group: "dist.ProcessGroup | None"
 ) -> Any:
     """What the metric computes of all samples.
 
-    score   micro-batch -> the arguments of `metric.update`: a tuple, a dict of keywords, or one value
+    scores  the arguments of `metric.update`: tuples, dicts of keywords, or single values
     metric  is moved to the device and emptied; afterwards it holds this rank's samples
     Returns the result of `metric.compute`, with plain numbers for tensors of one element.
     """
     metric.to(strategy.device)
     metric.reset()
-
-    def add(found: Any, _samples: int, *, is_dummy: bool) -> None:
-        if is_dummy:
-            return
-        if isinstance(found, Mapping):
+    for found, _, is_dummy in scores:
+        if isinstance(found, Mapping) and not is_dummy:
             metric.update(**found)
-        else:
+        elif not is_dummy:
             metric.update(*(found if isinstance(found, tuple) else (found,)))
-
-    score_all(add)
     with _merged_over_ranks(metric, strategy.layout, group):
         result = metric.compute()
     return tree_map_only(torch.Tensor, lambda x: x.item() if x.numel() == 1 else x, result)
 
 
-def _score_all(
-    score: Callable[[Any], Any],
-    feed: Feed,
-    add: Callable[..., None],
-    *,
-    strategy: Strategy,
-    precision: Precision,
-) -> None:
-    """Score one epoch; call `add(found, samples, is_dummy=...)` for each micro-batch.
+def _scores(score: Callable[[Any], Any], feed: Feed, precision: Precision) -> Iterator[Score]:
+    """The scores of one epoch.
 
     A rank without a sample in the last batch scores a dummy, which must not count: forward may be collective.
     """
-    with strategy.evaluating(), torch.no_grad():
-        for batch in feed.epoch_once():
-            heartbeat.mine.sign()
-            for micro_batch in batch.micro_batches:
-                with precision.autocast():
-                    found = score(batch.fetch(micro_batch))
-                add(found, len(micro_batch.indices), is_dummy=not micro_batch.weight)
+    for batch in feed.epoch_once():
+        heartbeat.mine.sign()
+        for micro_batch in batch.micro_batches:
+            with precision.autocast():
+                found = score(batch.fetch(micro_batch))
+            yield found, len(micro_batch.indices), not micro_batch.weight
 
 
 @contextlib.contextmanager
