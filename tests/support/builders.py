@@ -330,7 +330,7 @@ class JobBuilder:
         made = queue.with_admitted_size(self.job(), facts.workloads)
         children = {"Service": fields.pop("service", Child.ABSENT)}
         policy = fields.pop("network_policy", Child.ABSENT)
-        if made.isolated:
+        if made.network.policy == "Isolated":
             children["NetworkPolicy"] = policy
         return Snapshot(job=made, memory=Memory(self.status), pods=self.pods, children=children, **fields)
 

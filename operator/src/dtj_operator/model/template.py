@@ -4,12 +4,9 @@ The CRD passes most of a template on unchecked, so that it accepts fields of new
 API server checks it with the pod, but the operator has to build that pod first. Null counts as absent.
 """
 
-import re
 from typing import Any
 
 import msgspec
-
-from dtj_operator.model.json import Json
 
 _Objects = list[dict[str, Any]]
 
@@ -86,25 +83,6 @@ class _Meta(_Part):
     annotations: dict[str, str] | None = None
 
 
-class _Template(_Part):
+class Template(_Part):
     spec: _Spec
     metadata: _Meta | None = None
-
-
-def wrong_type(template: Json) -> tuple[str, object, str] | None:
-    """Return path, value and expected type of the first field of a wrong type; None: there is none."""
-    try:
-        msgspec.convert(template, _Template)
-    except msgspec.ValidationError as error:
-        problem, _, path = str(error).rstrip("`").partition(" - at `$")
-        expected = (
-            problem.removeprefix("Expected ").partition(",")[0].replace("`", "").removesuffix(" | null")
-        )
-        return path, _value_at(template, path), expected
-    return None
-
-
-def _value_at(document: Any, path: str) -> object:
-    for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
-        document = document[name or int(index)]
-    return document

@@ -100,7 +100,7 @@ def wants_gang(s: Snapshot) -> bool:
     own = given.get("schedulingGroup") or given.get("schedulerName", names.DEFAULT_SCHEDULER) != (
         names.DEFAULT_SCHEDULER
     )
-    return s.job.gang and s.job.min_replicas > 1 and not own
+    return s.job.scheduling.gang == "Auto" and s.job.min_replicas > 1 and not own
 
 
 def _name(s: Snapshot) -> str:

@@ -10,7 +10,8 @@ finished                   the Workload says so, once no pod runs
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from dtj_operator.model import names, times
 from dtj_operator.model.children import Refusal

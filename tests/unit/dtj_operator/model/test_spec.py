@@ -3,7 +3,7 @@
 import pytest
 
 from dtj_operator.model import quantity, spec
-from dtj_operator.model.spec import Checkpoint, Recovery, ResumeFrom, Rule
+from dtj_operator.model.spec import Checkpoint, ExitCodes, PodCondition, Recovery, ResumeFrom, Rule
 from tests.support.builders import job, template
 
 param = pytest.param
@@ -16,7 +16,8 @@ def test_absent_fields_have_the_defaults_of_the_schema() -> None:
     assert (made.replicas, made.min_replicas, made.max_replicas, made.processes) == (1, 1, 1, 1)
     assert (made.master_port, made.elastic) == (29500, None)
     assert (made.suspend, made.deadline_s, made.ttl_s) == (False, None, None)
-    assert (made.clean_pods, made.success, made.isolated, made.checkpoint) == ("Running", None, True, None)
+    assert (made.clean_pods, made.success, made.checkpoint) == ("Running", None, None)
+    assert (made.network.policy, made.scheduling.gang) == ("Isolated", "Auto")
     assert made.recovery == Recovery(
         scope="Auto",
         max_restarts=10,
@@ -80,11 +81,15 @@ def test_rules_and_checkpoint_are_parsed_completely() -> None:
         Rule(
             name="codes",
             action="FailJob",
-            exit_codes=frozenset({1, 2}),
-            codes_listed=False,
-            container="logs",
+            on_exit_codes=ExitCodes(container_name="logs", operator="NotIn", values=frozenset({1, 2})),
         ),
-        Rule(action="Restart", conditions=(("Odd", "True"), ("DisruptionTarget", "False"))),
+        Rule(
+            action="Restart",
+            on_pod_conditions=(
+                PodCondition(type="Odd"),
+                PodCondition(type="DisruptionTarget", status="False"),
+            ),
+        ),
     )
     assert made.recovery.max_restarts == 2
     assert made.checkpoint == Checkpoint(

@@ -34,7 +34,7 @@ def network_policy(job: Job, readers: Sequence[Json]) -> Json:
             "ingress": [
                 {"from": [peers]},
                 {
-                    "from": [*readers, *job.allow_from],
+                    "from": [*readers, *job.network.allow_from],
                     "ports": [{"port": names.AGENT_PORT, "protocol": "TCP"}],
                 },
             ],

@@ -10,5 +10,6 @@ from dtj_operator.plan.children.service import service
 
 def networking(job: Job, readers: Sequence[Json]) -> dict[str, Json]:
     """`readers` are the NetworkPolicyPeers that may reach the agents of every job."""
-    bodies = (service(job), network_policy(job, readers)) if job.isolated else (service(job),)
+    isolated = job.network.policy == "Isolated"
+    bodies = (service(job), network_policy(job, readers)) if isolated else (service(job),)
     return {body["kind"]: body for body in bodies}

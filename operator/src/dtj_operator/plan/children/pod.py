@@ -120,9 +120,10 @@ def _mount_shm(job: Job, spec: Json, trainer: Json) -> None:
 def _mount_checkpoints(job: Job, spec: Json, trainer: Json) -> None:
     if job.checkpoint is None:
         return
-    _mount(spec, trainer, names.CHECKPOINT_VOLUME, job.checkpoint.mount_path, job.checkpoint.volume)
+    volume = {field: value for field, value in job.checkpoint.volume.items() if field != "name"}
+    _mount(spec, trainer, names.CHECKPOINT_VOLUME, job.checkpoint.mount_path, volume)
     security = _part(spec, "securityContext")
-    if job.checkpoint.sets_group and "fsGroup" not in security:
+    if job.checkpoint.fs_group_policy == "Trainer" and "fsGroup" not in security:
         security["fsGroup"] = TRAINER_GROUP
         # Otherwise the kubelet walks every file of a large volume before each start.
         security.setdefault("fsGroupChangePolicy", "OnRootMismatch")

@@ -233,11 +233,13 @@ def _is_recorded(s: Snapshot, fault: Fault) -> bool:
 
 
 def _matches(rule: Rule, fault: Fault) -> bool:
-    if rule.exit_codes is not None:
-        code = dict(fault.exit_codes).get(rule.container) if rule.container else fault.exit_code
-        if not code or (code in rule.exit_codes) != rule.codes_listed:  # code 0 is success
+    if (codes := rule.on_exit_codes) is not None:
+        name = codes.container_name
+        code = dict(fault.exit_codes).get(name) if name else fault.exit_code
+        if not code or (code in codes.values) != (codes.operator == "In"):  # code 0 is success
             return False
-    return not rule.conditions or any(condition in fault.conditions for condition in rule.conditions)
+    wanted = [(each.type, each.status) for each in rule.on_pod_conditions]
+    return not wanted or any(condition in fault.conditions for condition in wanted)
 
 
 def _known_at(s: Snapshot, fault: Fault) -> float:
