@@ -45,7 +45,7 @@ def names(run: Path) -> list[str]:
 def found(run: Location | None, resume: Location | None = None) -> tuple[str | None, list[str]]:
     """Name of the checkpoint that would be loaded, and the warnings."""
     warnings: list[str] = []
-    hit = next(restore.readable(reader.candidates(run, resume), None, say=warnings.append), None)
+    hit = restore.newest(reader.candidates(run, resume), None, load=lambda _: None, say=warnings.append)
     return (hit.folder.name if hit else None), [w for w in warnings if "resuming" not in w]
 
 

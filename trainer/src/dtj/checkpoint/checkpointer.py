@@ -22,15 +22,12 @@ from dtj.checkpoint.writer import (
     Best,
     Group,
     Writer,
-    as_error,
-    as_fields,
     on_rank0,
     report,
     with_best,
 )
-from dtj.errors import CheckpointError, DamagedError, DtjError, RecipeError, SupersededError
+from dtj.errors import CheckpointError, RecipeError, SupersededError
 from dtj.parallel.strategy import Strategy
-from dtj.ranks import exchange
 from dtj.ranks.world import World
 from dtj.settings import Settings
 
@@ -153,32 +150,9 @@ class Checkpointer:
         read shards. If they are damaged, all ranks load the checkpoint before it.
         SupersededError on every rank, if a process that started later has claimed the folder.
         """
-        for found in restore.readable(self._candidates(), group, say=self._say):
-            errors = self._load(found, group)
-            if not errors:
-                return self._restored_from(found)
-            for error in errors:
-                if not isinstance(error, DamagedError):
-                    raise error
-            self._say(f"checkpoint {found.folder} is unreadable and was skipped: {errors[0].what}")
-        return None
-
-    def _candidates(self) -> Iterator[Location]:
-        """On rank 0."""
-        self.claim()
-        yield from reader.candidates(self.run_dir, self._resume_dir)
-
-    def _load(self, found: reader.Found, group: Group) -> list[DtjError]:
-        """Load the parts; the errors of all ranks, the same on every rank."""
-        mine: list[str] = []
-        try:
-            self.parts.load(found.state, found.shards)
-        except DtjError as error:
-            mine = as_fields(error)
-        of_all = [mine] if group is None else exchange.all_gather(mine, group=group)
-        return [as_error(fields) for fields in of_all if fields]
-
-    def _restored_from(self, found: reader.Found) -> int:
+        found = restore.newest(self._candidates(), group, load=self._load, say=self._say)
+        if found is None:
+            return None
         if self._is_rank0:
             report(found.folder)
         step: int = found.state["step"]
@@ -187,6 +161,14 @@ class Checkpointer:
             self._writer.saved_step = step
             self._take_over(found.state)
         return step
+
+    def _candidates(self) -> Iterator[Location]:
+        """On rank 0."""
+        self.claim()
+        yield from reader.candidates(self.run_dir, self._resume_dir)
+
+    def _load(self, found: reader.Found) -> None:
+        self.parts.load(found.state, found.shards)
 
     def report_if_nothing_is_left(self, step: int, total: int) -> None:
         """If a finished run is started again, say why it ends immediately, and how to train further."""

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import pickle
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import torch
 
 from dtj.checkpoint import paths, storage
 from dtj.checkpoint.objects import Location
-from dtj.errors import CheckpointError, RecipeError
+from dtj.errors import CheckpointError, DamagedError, RecipeError
 
 # Errors that mean a file is missing. All others may be temporary: of a network volume also EIO.
 _MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
@@ -71,7 +70,7 @@ def read(folder: Location, *, is_mapped: bool = False) -> dict[str, Any]:
     """The state of a committed checkpoint, on the CPU, once its checksums were checked. Executes no code.
 
     is_mapped  do not read tensors of a local file before they are used
-    CheckpointError or MemoryError if it may be intact; any other exception means that it is damaged.
+    DamagedError if it is damaged; another CheckpointError, or a MemoryError, if it may be intact.
     """
     try:
         with _state_file(folder) as file, zipfile.ZipFile(file) as archive:
@@ -79,12 +78,14 @@ def read(folder: Location, *, is_mapped: bool = False) -> dict[str, Any]:
         if damaged:
             raise zipfile.BadZipFile(f"checksum of {damaged} is wrong")
         return load(folder, is_mapped=is_mapped)
-    except (OSError, zipfile.BadZipFile) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # a damaged file can raise any exception
         # zipfile hides the error of a read behind its own.
-        cause = error if isinstance(error, OSError) else error.__context__
-        if not isinstance(cause, OSError) or cause.errno in _MISSING:
-            raise
-        raise _refused(folder / paths.STATE_FILE, cause) from error
+        cause = error.__context__ if isinstance(error, zipfile.BadZipFile) else error
+        if isinstance(cause, OSError) and cause.errno not in _MISSING:
+            raise _refused(folder / paths.STATE_FILE, cause) from error
+        raise DamagedError(next(iter(str(error).strip().splitlines()), type(error).__name__)) from error
 
 
 def load(folder: Location, *, is_mapped: bool = False) -> dict[str, Any]:
@@ -123,9 +124,9 @@ def mapped(folder: Location) -> tuple[dict[str, Any], Location | None]:
     """
     try:
         return read(folder, is_mapped=True), shards_of(folder)
-    except (OSError, zipfile.BadZipFile, ValueError, RuntimeError, pickle.UnpicklingError) as error:
+    except DamagedError as error:
         raise RecipeError(
-            f"{folder} is not a checkpoint: {error}", fix="name a step-N folder of a run"
+            f"{folder} is not a checkpoint: {error.what}", fix="name a step-N folder of a run"
         ) from error
 
 

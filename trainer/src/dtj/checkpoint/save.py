@@ -18,7 +18,7 @@ import torch
 from dtj.checkpoint import paths, reader, storage
 from dtj.checkpoint.objects import Location
 from dtj.checkpoint.owner import Owner
-from dtj.errors import CheckpointError, RecipeError, SupersededError
+from dtj.errors import CheckpointError, DamagedError, RecipeError, SupersededError
 
 # Types that torch.load(weights_only=True) loads. Subclasses do not load (numpy's float64 is a float).
 _LEAVES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
@@ -97,10 +97,10 @@ def _prune(owner: Owner, committed: int, *, keep: int, best: int | None) -> None
 def _is_damaged(folder: Location) -> bool:
     try:
         reader.read(folder)
+    except DamagedError:
+        return True
     except (CheckpointError, MemoryError):  # it may be intact
         return False
-    except Exception:  # noqa: BLE001 - a damaged file can raise any exception
-        return True
     return False
 
 

@@ -22,6 +22,7 @@ from dtj.telemetry import report_pipe
 
 Group: TypeAlias = "dist.ProcessGroup | None"
 T = TypeVar("T")
+_Fields = list[str]  # of an error: its type, what and fix
 NO_SCORE = -math.inf
 _ERRORS: dict[str, type[DtjError]] = {
     error.__name__: error for error in (CheckpointError, DamagedError, RecipeError, SupersededError)
@@ -163,26 +164,40 @@ def on_rank0(function: Callable[[], T], group: Group) -> T:
 
     The result is plain data, see exchange.py.
     """
-    shared: list[Any] = [None, None]
+    shared: tuple[Any, _Fields] = (None, [])
     if group is None or dist.get_rank(group) == 0:
-        try:
-            shared[0] = function()
-        except DtjError as error:
-            shared[1] = as_fields(error)
+        shared = _tried(function)
     if group is not None:
         shared = exchange.broadcast(shared, src=0, group=group)
-    if shared[1] is not None:
-        raise as_error(shared[1])
-    found: T = shared[0]
-    return found
+    found, error = shared
+    if error:
+        raise _as_error(error)
+    result: T = found
+    return result
 
 
-def as_fields(error: DtjError) -> list[str]:
-    """An error as plain data, for other ranks."""
-    return [type(error).__name__, error.what, error.fix]
+def on_all_ranks(function: Callable[[], T], group: Group) -> T:
+    """Call `function` on every rank; if it raises a DtjError on any of them, every rank raises the same one.
+
+    Of several errors, that is the first which is not a DamagedError.
+    """
+    found, mine = _tried(function)
+    of_all = [mine] if group is None else exchange.all_gather(mine, group=group)
+    errors = [_as_error(fields) for fields in of_all if fields]
+    if errors:
+        raise next((each for each in errors if not isinstance(each, DamagedError)), errors[0])
+    result: T = found
+    return result
 
 
-def as_error(fields: list[str]) -> DtjError:
-    """The error of `as_fields`."""
+def _tried(function: Callable[[], Any]) -> tuple[Any, _Fields]:
+    """The result, and the error as plain data for other ranks; empty if there is none."""
+    try:
+        return function(), []
+    except DtjError as error:
+        return None, [type(error).__name__, error.what, error.fix]
+
+
+def _as_error(fields: _Fields) -> DtjError:
     name, what, fix = fields
     return _ERRORS.get(name, DtjError)(what, fix=fix)
