@@ -12,7 +12,7 @@ from dtj.data.user_loader import RankSampler
 class SameOrder(RankSampler):
     def __init__(self, dataset, *, drop_last=False) -> None:
         ranks = {"rank": dist.get_rank(), "size": dist.get_world_size()}
-        super().__init__(len(dataset), **ranks, seed=0, shuffle=True, drop_last=drop_last)
+        super().__init__(length=len(dataset), **ranks, seed=0, shuffle=True, drop_last=drop_last)
 
     def set_epoch(self, epoch) -> None:
         self.epoch = epoch
