@@ -305,6 +305,37 @@ def test_rank_that_is_stopped_before_the_first_step_is_named_at_the_usual_limit(
     assert watched.ended == [1]
 
 
+def test_ranks_that_wait_for_one_that_has_ended_before_the_first_step_are_judged_at_the_usual_limit() -> None:
+    """No rank is left that could let them continue. A plain script's rank returned too early, for example."""
+    watched, end = Starting(), 10.0 + MIN_LIMIT_S
+    watched.monitor.ended(1)
+    assert watched.run_until(1e6, WAITING) == end
+    place = "/lib/torch/autograd/graph.py:865 in _engine_run_backward"
+    said = f"the ranks that are left wait for one that has ended (rank 0 in {place})"
+    said = f"no step yet and no activity for 30 s: {said}"
+    assert watched.verdicts == [hang({0: said}, is_shared=True)]
+
+
+def test_rank_that_sleeps_after_another_has_ended_is_named_after_a_long_time() -> None:
+    """It may download in silence, and need none of the ranks that have ended."""
+    watched = Starting(ranks=3)
+    watched.monitor.observe_activity(2, Activity(1, False), 10.0)
+    watched.monitor.ended(2)
+    assert watched.run_until(1e6, WAITING, asleep(FIRST_STEP_S)) == 10.0 + FIRST_STEP_S
+    assert watched.ended == [1]
+
+
+def test_rank_that_is_left_alone_is_not_to_blame_for_the_wait_for_one_that_has_ended() -> None:
+    watched = Watched()
+    watched.monitor.ended(1)
+    watched.run_until(1e6, WAITING)
+    assert [verdict["is_shared"] for verdict in watched.verdicts] == [True]
+    watched = Watched()
+    watched.monitor.ended(1)
+    watched.run_until(1e6, LOADS)
+    assert [verdict["is_shared"] for verdict in watched.verdicts] == [False], "it waits for no rank"
+
+
 def test_silence_before_the_first_step_that_is_not_a_hang_is_probed_again_later() -> None:
     watched, end = Starting(), 10.0 + FIRST_STEP_S
     for again in range(3):

@@ -113,6 +113,7 @@ class Watchdog:
     _latest_pause_end: float | None = -math.inf  # of these; None: to be found again
     _unknown: set[int] = field(default_factory=set)  # ranks without a report of their activity
     _stopped: set[int] = field(default_factory=set)
+    has_ended: bool = False  # a rank of this generation has
     _times: StepTimes = field(default_factory=StepTimes)
 
     def start_generation(self, ranks: Iterable[int], now: float) -> None:
@@ -122,6 +123,7 @@ class Watchdog:
         self._heard_at, self._steps, self._first = {}, {}, {}
         self._starting, self._unknown, self._stopped = set(ranks), set(ranks), set()
         self._pause_ends, self._latest_pause_end = {}, -math.inf
+        self.has_ended = False
         self._times.start_generation()
 
     def observe(self, rank: int, step: int | None, now: float, *, pause_s: float | None = None) -> None:
@@ -147,6 +149,7 @@ class Watchdog:
 
     def ended(self, rank: int) -> None:
         """A rank exited; expect no more heartbeats from it."""
+        self.has_ended = True
         self.ranks.discard(rank)
         self._starting.discard(rank)
         self._unknown.discard(rank)
@@ -182,12 +185,18 @@ class Watchdog:
         if self.is_before_first_step:
             if self._unknown:
                 return None
-            if self._stopped:
-                return base
-            return STARTUP_TIMES * self.timeout_s if self.timeout_s else FIRST_STEP_S
+            return base if self._stopped or self.has_ended else self.inactive_limit_s
         if self._starting:
             base = max(base, min(STARTUP_TIMES * base, FIRST_STEP_S))
         return base if self.timeout_s else base - REPORT_DELAY_S
+
+    @property
+    def inactive_limit_s(self) -> float:
+        """Seconds without activity before the first step after which a rank may be to blame for it.
+
+        Ranks that all wait, for one that has ended, are judged earlier.
+        """
+        return STARTUP_TIMES * self.timeout_s if self.timeout_s else FIRST_STEP_S
 
     @property
     def long_limit_s(self) -> float:

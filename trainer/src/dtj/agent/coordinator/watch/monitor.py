@@ -182,13 +182,17 @@ class Monitor:
         silent_s = self._watchdog.silent_for(now)
         assert silent_s is not None  # it is due
         is_overdue = any(self._watchdog.is_overdue(rank, now) for rank in probes)
+        has_ended = self._watchdog.has_ended
         if self._watchdog.is_before_first_step and not is_overdue:
-            verdict = judge_before_first_step(probes, silent_s=silent_s)
+            is_early = silent_s < self._watchdog.inactive_limit_s
+            verdict = judge_before_first_step(
+                probes, silent_s=silent_s, is_early=is_early, has_ended=has_ended
+            )
             if not verdict.culprits:
-                self._watchdog.excuse(now)
+                (self._watchdog.look_again if is_early else self._watchdog.excuse)(now)
                 return []
         else:
-            verdict = judge(probes)
+            verdict = judge(probes, has_ended=has_ended)
             may_be_long = not verdict.is_stopped and silent_s < self._watchdog.long_limit_s
             if may_be_long or now - self._watchdog.since < verdict.patience * self._working_s:
                 self._leave_alone(verdict, probes, now)
@@ -222,7 +226,8 @@ class Monitor:
         self._log(f"{silence}: the stacks of all ranks follow")
         messages = {rank: f"{silence}: {describe(rank, probes[rank])}" for rank in verdict.culprits}
         if verdict.is_shared:
-            messages = dict.fromkeys(messages, f"{silence}: {describe_all(probes)}")
+            what = describe_all(probes, has_ended=self._watchdog.has_ended)
+            messages = dict.fromkeys(messages, f"{silence}: {what}")
             if self._restarts:  # a culprit would be named when it has ended
                 self._log(messages[verdict.culprits[0]])
         else:

@@ -31,8 +31,8 @@ class Verdict:
     patience: float = 0.0
 
 
-def judge(probes: Mapping[int, Probe]) -> Verdict:
-    """Judge a silence after the first step; `probes` has every rank."""
+def judge(probes: Mapping[int, Probe], *, has_ended: bool = False) -> Verdict:
+    """Judge a silence after the first step; `probes` has every rank but those that have ended, if any."""
     if stopped := [rank for rank, probe in probes.items() if probe.is_stopped]:
         return Verdict(culprits=sorted(stopped), is_stopped=True)
     crowd = _majority(probes)
@@ -50,23 +50,29 @@ def judge(probes: Mapping[int, Probe]) -> Verdict:
     patience = 0.0 if working is None else probes[working].patience
     return Verdict(
         culprits=culprits,
-        is_shared=len(culprits) == len(probes) > 1,
+        is_shared=_is_shared(culprits, probes, has_ended=has_ended),
         working=working if patience else None,
         patience=patience,
     )
 
 
-def judge_before_first_step(probes: Mapping[int, Probe], *, silent_s: float) -> Verdict:
+def judge_before_first_step(
+    probes: Mapping[int, Probe], *, silent_s: float, is_early: bool = False, has_ended: bool = False
+) -> Verdict:
     """Stopped ranks, else ranks that keep others waiting; none if one of these still wakes up at times.
 
+    is_early   name only ranks that are stopped, or that all wait
+    has_ended  another rank has ended; all may wait for it
     A rank that wakes up may wait for something outside the job, for example for data that is not there yet.
     """
     stopped = sorted(rank for rank, probe in probes.items() if probe.is_stopped)
+    if is_early and not stopped and not _all_wait(probes):
+        return Verdict(culprits=[])
     waiting = [probe for probe in probes.values() if probe.waits or probe.loads]
     others = [probe for probe in probes.values() if probe not in waiting]
     if stopped or (waiting and all(probe.asleep_s > silent_s / 2 for probe in others)):
         found = stopped or sorted(r for r, probe in probes.items() if not probe.waits) or sorted(probes)
-        return Verdict(culprits=found, is_shared=len(found) == len(probes) > 1)
+        return Verdict(culprits=found, is_shared=_is_shared(found, probes, has_ended=has_ended))
     return Verdict(culprits=[])
 
 
@@ -82,13 +88,24 @@ def describe(rank: int, probe: Probe) -> str:
     return f"rank {rank} is in {probe.place.text}{busy}"
 
 
-def describe_all(probes: Mapping[int, Probe]) -> str:
+def describe_all(probes: Mapping[int, Probe], *, has_ended: bool = False) -> str:
     """The message if no rank stands out."""
     rank, probe = next(((r, p) for r, p in sorted(probes.items()) if p.place.frame), (0, Probe()))
     places = {each.place.frame for each in probes.values()}
-    if len(places) == 1 or all(each.waits for each in probes.values()):
+    if has_ended and _all_wait(probes):
+        return f"the ranks that are left wait for one that has ended (rank {rank} in {probe.place.text})"
+    if len(places) == 1 or _all_wait(probes):
         return f"all ranks wait for each other, so no rank is to blame (rank {rank} in {probe.place.text})"
     return f"no rank stands out, so no rank is to blame; {describe(rank, probe)}"
+
+
+def _is_shared(culprits: Sequence[int], probes: Mapping[int, Probe], *, has_ended: bool) -> bool:
+    """No rank stands out; a rank that is left alone is not to blame for waiting for one that has ended."""
+    return len(culprits) == len(probes) and (len(probes) > 1 or (has_ended and _all_wait(probes)))
+
+
+def _all_wait(probes: Mapping[int, Probe]) -> bool:
+    return all(probe.waits for probe in probes.values())
 
 
 def _majority(probes: Mapping[int, Probe]) -> tuple[str, str] | None:
