@@ -174,6 +174,17 @@ def test_one_rank_alone_may_log_and_ask_for_a_line(finish: Callable[..., Finishe
     assert ended.out.count("only 7.0000") >= 6
 
 
+def test_ranks_with_other_numbers_of_steps_are_refused(
+    finish: Callable[..., Finished], tmp_path: Path
+) -> None:
+    """Also in a later loop. The ranks would wait for each other until they count as hung."""
+    script = tmp_path / "script.py"
+    script.write_text(PROGRAM + "for batch in run.steps(4 - run.rank):\n    pass\n")
+    ended = finish("run", "--nproc", 2, script)
+    assert ended.code == 78, ended.err
+    assert "the ranks disagree: the total of run.steps is 4 on rank 0 and 3 on rank 1" in ended.err
+
+
 THAWING = """
 import sys
 import torch

@@ -9,7 +9,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torchmetrics import SumMetric
 
-from dtj.errors import DtjError
+from dtj.errors import DtjError, RecipeError
 from dtj.parallel.layout import lay_out
 from dtj.parallel.strategy import Strategy
 from dtj.ranks import exchange
@@ -79,6 +79,7 @@ def test_ranks_that_split_one_model_count_once_in_a_metric(monkeypatch: pytest.M
     """Of tp=2 x ddp=2, ranks 0 and 1 have the same samples; what rank 0 has, the others have, too."""
     layout = lay_out("tp+ddp", "tp=2", World(size=4, local_size=4))
     monkeypatch.setattr(exchange, "all_gather", lambda state, *, group: [state * n for n in (1, 1, 10, 10)])
+    monkeypatch.setattr(exchange, "all_gather_numbers", lambda mine, *, group: [mine] * 4)
     total = evaluate(
         lambda mb: mb,
         feed(4, batch=4, once=True, shuffle=False),
@@ -89,6 +90,21 @@ def test_ranks_that_split_one_model_count_once_in_a_metric(monkeypatch: pytest.M
     )
     assert total == (0 + 1 + 2 + 3) * 11
     assert metric.dist_sync_fn is None
+
+
+def test_ranks_that_evaluate_other_samples_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would score a part of its part."""
+    monkeypatch.setattr(exchange, "all_gather_numbers", lambda mine, *, group: [mine, [4, 7]])
+    with pytest.raises(
+        RecipeError, match=r"number of samples of run\.evaluate is 8 on rank 0 and 7 on rank 1"
+    ):
+        evaluate(
+            lambda mb: mb,
+            feed(8, batch=4, once=True),
+            strategy=single(),
+            precision=Precision("fp32", CPU),
+            group=cast(dist.ProcessGroup, "the ranks"),
+        )
 
 
 def test_frozen_layer_stays_in_eval_mode() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import dtj
+from dtj.errors import RecipeError
 from dtj.ranks import exchange
 from tests.unit.dtj.test_checkpoint import Harmful
 
@@ -52,6 +53,16 @@ def test_message_that_would_execute_code_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(pickle.UnpicklingError):
         exchange._decode(torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8))
     assert not (tmp_path / "harm").exists()
+
+
+def test_numbers_that_differ_among_the_ranks_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_rank_2(mine: list[int], **_: Any) -> list[list[int]]:
+        return [mine, mine, [mine[0], 9]]
+
+    exchange.check_equal({"the seed": 7, "the length": 5}, group=None)
+    monkeypatch.setattr(exchange, "all_gather_numbers", of_rank_2)
+    with pytest.raises(RecipeError, match="the ranks disagree: the length is 5 on rank 0 and 9 on rank 2"):
+        exchange.check_equal({"the seed": 7, "the length": 5}, group=None)
 
 
 def forbidden(source: str) -> list[str]:

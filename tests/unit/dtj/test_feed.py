@@ -308,3 +308,16 @@ def test_equal_shares() -> None:
         RecipeError, match=r"global_batch is 4, which 3 ranks cannot share equally\n.* use 3,"
     ):
         feed(10, size=3, batch=4, equal_shares=True)
+
+
+def test_dataset_that_is_divided_among_the_ranks_already_is_named() -> None:
+    """Each rank would use a part of its part."""
+    found: list[int] = []
+    for data in (range(0, 20, 2), range(0, 20, 2), range(1, 20, 2)):
+        feed(data=data).check_alike(lambda number: (found.append(number), [number])[1])  # type: ignore[func-returns-value]
+    assert found[0] == found[1] != found[2]
+    warning = feed().check_alike(lambda _: found)
+    assert "the dataset range has another first sample on each rank" in warning
+    opened: list[int] = []
+    assert feed(workers=1).check_alike(lambda number: (opened.append(number), [number])[1]) == ""  # type: ignore[func-returns-value]
+    assert not opened, "with workers, this process reads no sample: each may open the files itself"

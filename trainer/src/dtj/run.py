@@ -335,8 +335,8 @@ class Run:
             )
         if self._checkpointer.run_dir and not self._checkpointer.parts.user_parts:
             self.say("nothing will be saved: call run.state(model=..., opt=..., data=...) before run.steps")
-        if not progress.has_begun and self.size > 1 and self.step < total:
-            self._recovery.run_verb(self._check_alike)
+        if self.size > 1:
+            self._recovery.run_verb(lambda: self._check_alike(total))
         logger = self._logger(total)
         self._boundary.begin(logger)
         self._strategy.start(self.step, total)
@@ -595,10 +595,14 @@ class Run:
         if self.rank == 0:
             print(f"dtj: {message}", file=sys.stderr, flush=True)
 
-    def _check_alike(self) -> None:
-        group = self._groups.control
-        if group is not None:
-            found = self._progress.feed.check_alike(lambda number: exchange.all_gather(number, group=group))
+    def _check_alike(self, total: int) -> None:
+        """RecipeError on all ranks if one of them would train otherwise than the others."""
+        group, feed = self._groups.control, self._progress.feed
+        assert group is not None  # there are several ranks
+        mine = {"the total of run.steps": total, "the seed": self._seed % 2**63}
+        exchange.check_equal(mine | feed.same_on_all_ranks("run.data"), group=group)
+        if not self._progress.has_begun and self.step < total:
+            found = feed.check_alike(lambda number: exchange.all_gather(number, group=group))
             if found:
                 self.say(found)
 

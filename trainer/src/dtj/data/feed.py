@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from dtj.data.device_copy import Copying, DeviceCopy
+from dtj.data.indexed import Indexed
 from dtj.data.splitter import MicroBatch, RankBatch
 from dtj.data.stream import Streamed
 from dtj.data.user_loader import UserLoader
@@ -198,12 +199,19 @@ class Feed:
             if batch.ends_epoch:
                 return
 
+    def same_on_all_ranks(self, verb: str) -> dict[str, int]:
+        """By what it is: sizes that may not differ among the ranks; 0 for one that the data does not have."""
+        state = self._source.state(0)
+        names = {"global_batch": "global batch", "length": "number of samples"}
+        return {f"the {name} of {verb}": state.get(field, 0) for field, name in names.items()}
+
     def check_alike(self, gather: Callable[[int], list[int]]) -> str:
         """RecipeError on all ranks if the data is a stream that has other samples on another rank.
 
-        Returns a warning if it is a loader that has the same batches on all ranks, else "".
+        Returns a warning if it is a loader that has the same batches on all ranks, or a map-style dataset
+        that has other samples on another rank; else "".
         """
-        if isinstance(self._source, Streamed | UserLoader):
+        if isinstance(self._source, Streamed | UserLoader | Indexed):
             return self._source.check_alike(self.position, gather)
         return ""
 

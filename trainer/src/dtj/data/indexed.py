@@ -9,6 +9,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from dtj.data import order
+from dtj.data.digest import digest
 from dtj.data.loader import Loader, look_up
 from dtj.data.splitter import Indices, MicroBatch, RankBatch, Splitter
 from dtj.errors import RecipeError
@@ -80,6 +81,21 @@ class Indexed:
         if rank_batch.ends_epoch:  # also if its last samples are left out
             return (rank_batch.epoch + 1) * self._length
         return rank_batch.position + rank_batch.samples
+
+    def check_alike(self, _position: int, gather: Callable[[int], list[int]]) -> str:
+        """A warning if the ranks have another first sample: the dataset is divided already; else "".
+
+        gather  this rank's number -> those of all ranks
+        """
+        if self.loader.workers:  # which may need to open their files themselves
+            return ""
+        if len(set(gather(digest(self._look_up(np.zeros(1, dtype=np.int64), position=0))))) == 1:
+            return ""
+        return (
+            f"the dataset {type(self.dataset).__name__} has another first sample on each rank. If it was "
+            "divided among the ranks, most samples are never used\n"
+            "  fix: pass the whole dataset on every rank, since run.data divides it"
+        )
 
     def close(self) -> None:
         """Stop the worker processes."""

@@ -5,7 +5,7 @@ rendezvous, which has no authentication, could run code in every rank. Here `wei
 """
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -88,6 +88,18 @@ def all_gather_numbers(mine: Sequence[int], *, group: "dist.ProcessGroup | None"
     found = [torch.empty_like(numbers) for _ in range(dist.get_world_size(group))]
     dist.all_gather(found, numbers, group=group)
     return [each.tolist() for each in found]
+
+
+def check_equal(mine: Mapping[str, int], *, group: "dist.ProcessGroup | None") -> None:
+    """RecipeError on all ranks if these whole numbers, by what they are, differ among them. Collective."""
+    first, *others = all_gather_numbers(list(mine.values()), group=group)
+    for rank, numbers in enumerate(others, start=1):
+        for name, expected, number in zip(mine, first, numbers, strict=True):
+            if number != expected:
+                raise RecipeError(
+                    f"the ranks disagree: {name} is {expected} on rank 0 and {number} on rank {rank}",
+                    fix="pass the same on every rank; dtj divides the whole dataset among the ranks",
+                )
 
 
 def reduce(mine: torch.Tensor, how: str) -> torch.Tensor:

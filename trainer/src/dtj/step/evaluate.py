@@ -51,6 +51,7 @@ def evaluate(
             f"run.evaluate got metric={metric!r}, expected a metric of torchmetrics",
             fix="pass an object such as torchmetrics.F1Score(task='multiclass', num_classes=10)",
         )
+    exchange.check_equal(feed.same_on_all_ranks("run.evaluate"), group=group)
     scores = _scores(score, feed, precision)
     with strategy.evaluating(), torch.no_grad():
         if metric is None:
