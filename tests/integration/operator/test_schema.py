@@ -59,10 +59,7 @@ NONSENSE: dict[str, tuple[Any, str]] = {
     "manager-is-a-map": ({"managedBy": {"a": "b"}, "template": POD}, ""),  # managed by another controller
 }
 # Those that break no rule of the strict schema which the API server evaluates when only the status changes.
-STATUS_ACCEPTED = {
-    "nothing", "replicas-are-many", "codes-are-a-number", "resources-are-text", "mounts-are-text",
-    "suspend-is-text",
-}  # fmt: skip
+STATUS_ACCEPTED = {"nothing", "replicas-are-many", "codes-are-a-number", "mounts-are-text", "suspend-is-text"}
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ class Network(_Part, frozen=True, kw_only=True):
 class Spec(_Part, frozen=True, kw_only=True):
     """The spec of a job, with the names of the resource but for a few long ones."""
 
-    template: Json
+    template: Json = {}
     replicas: _Replicas = 1
     elastic: Elastic | None = None
     processes_per_replica: int | str = "auto"

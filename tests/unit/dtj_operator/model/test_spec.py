@@ -4,7 +4,7 @@ import pytest
 
 from dtj_operator.model import quantity, spec
 from dtj_operator.model.spec import Checkpoint, ExitCodes, PodCondition, Recovery, ResumeFrom, Rule
-from tests.support.builders import job, template
+from tests.support.builders import JobBuilder, job, template
 
 param = pytest.param
 
@@ -139,6 +139,7 @@ PVC = {"persistentVolumeClaim": {"claimName": "runs"}}
         param(job().wants(masterPort=29400), "spec.masterPort", id="the agent's port"),
         param(job().wants(masterPort=70000), "spec.masterPort", id="an invalid port"),
         param(job().wants(template={}), "spec.template.spec.containers", id="an empty template"),
+        param(JobBuilder(spec={}), "spec.template.spec.containers", id="no template"),
         param(job().pod_spec(containers=[]), "spec.template.spec.containers", id="no container"),
         param(
             job().pod_spec(containers=[{"image": "x"}]), "spec.template.spec.containers[0].name", id="no name"
