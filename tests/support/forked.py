@@ -21,7 +21,7 @@ from pathlib import Path
 def warmed(*modules: str) -> ForkServerContext:
     """Return a context that forks processes with these modules; the first call in a process sets the list."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*modules, __name__, "tests.support.frozen"])
+    context.set_forkserver_preload(["tests.support.uncollected", *modules, __name__, "tests.support.frozen"])
     return context
 
 

@@ -1,6 +1,7 @@
 """Imported last by a process that others are forked from, so that forks are cheap and share its memory."""
 
 import ctypes
+import gc
 
 from dtj.agent.rank.preload import share_with_forks
 
@@ -27,4 +28,5 @@ def use_huge_pages() -> None:
 
 
 share_with_forks()
+gc.enable()
 use_huge_pages()
