@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+from pathlib import Path
 
 from dtj.agent.rank.preload import share_with_forks
 
@@ -16,9 +17,8 @@ def use_huge_pages() -> None:
     in 12 ms as huge pages. A kernel that refuses leaves the pages as they are.
     """
     libc = ctypes.CDLL(None)
-    with open("/proc/self/maps") as maps:
-        lines = [line.split() for line in maps]
-    for span, permissions, _, _, _, *name in lines:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, permissions, _, _, _, *name = line.split(maxsplit=5)
         if "w" in permissions and name in ([], ["[heap]"]):
             first, end = (int(address, base=16) for address in span.split("-"))
             first = -(-first // HUGE_PAGE) * HUGE_PAGE
