@@ -21,6 +21,7 @@ _SHARES = (
     ("recovering", "!", "recovering"),
     ("queued", ".", "queued"),
 )
+_PASSES = {"Recovering": "the operator is replacing what failed", "Terminating": "the job is being deleted"}
 _QUEUED = ("Queued", "Evicted")  # reasons of the condition Suspended that need no action of the user
 _OPERATOR = "kubectl get pods -A -l app.kubernetes.io/name=dtj-operator"
 
@@ -212,8 +213,8 @@ def advice(name: str, status: Json) -> str:
             return f"correct the cause above and submit the job again; kubectl dtj logs {name} has the logs"
         case "Suspended":
             return _advice_if_suspended(name, status)
-        case "Recovering":
-            return "nothing: the operator is replacing what failed"
+        case "Recovering" | "Terminating" as phase:
+            return f"nothing: {_PASSES[phase]}"
         case "Pending" | "Starting" if (
             blocked.get("status") == "False" and blocked.get("reason") != "Starting"
         ):

@@ -114,13 +114,17 @@ class Reconciler:
         ends_job = DeleteJob() in decision.actions
         if ends_job:
             _log.info("decided", extra={"decision": "DeleteJob", "reason": "ttlSecondsAfterFinished"})
-        if s.job.deleting or ends_job:
-            self._poller.forget(key)
-            _insist(outcome)
-            again_at = s.now if outcome.unfinished else decision.requeue_at
-            return _Step(again_s=_seconds_until(again_at, s.now))
         after = s.after(self._cache.of(key), decision.refusals + outcome.refusals)
         status = new_status(after, decision.verdict)
+        if s.job.deleting or ends_job:
+            self._poller.forget(key)
+            write_at = None
+            if not ends_job:  # a finalizer keeps it, and the user has to see why
+                job_metrics.JOBS.saw(key, after, status)
+                write_at, _ = await self._write(key, after, None, status, job, begun=False)
+            _insist(outcome)
+            again_at = s.now if outcome.unfinished else soonest(decision.requeue_at, write_at)
+            return _Step(again_s=_seconds_until(again_at, s.now))
         self._ask_agent(key, after, status)
         complete = not (outcome.refusals or outcome.unfinished or outcome.blocked)
         job_metrics.JOBS.saw(key, after, status)

@@ -147,12 +147,14 @@ async def test_pods_pass_the_restricted_standard_by_themselves(cluster: Cluster,
 
 
 async def test_error_about_an_invalid_pod_is_quoted(cluster: Cluster):
-    container = {"name": "trainer", "image": "a", "resources": {"requests": {"cpu": "a lot"}}}
+    container = {"name": "trainer", "image": "a", "ports": [{"containerPort": 99999}]}
     await cluster.submit(template={"spec": {"containers": [container]}})
 
     job = await cluster.until(condition("PodsReady", "False", "PodRejected"))
 
-    assert "quantities must match" in of(job, "PodsReady")["message"]
+    assert (
+        "spec.containers[0].ports[0].containerPort: Invalid value: 99999" in of(job, "PodsReady")["message"]
+    )
 
 
 async def test_misspelled_field_of_the_template_is_reported_with_its_path(cluster: Cluster, kubelet: Kubelet):

@@ -35,6 +35,7 @@ class World:
 
     def __init__(self, snapshot: Snapshot | Gone, outcome: Applied) -> None:
         self.snapshot, self.outcome = snapshot, outcome
+        self.written: Json = {}
 
     async def gather(self, _: Key, __: Json | None) -> tuple[Snapshot, Json] | Gone:
         found = self.snapshot
@@ -60,6 +61,10 @@ class World:
 
     def note_written(self, _: Key, __: object) -> None:
         pass
+
+    async def write_status(self, _: Key, version: str, change: Json) -> Json:
+        self.written = change
+        return {"metadata": {"resourceVersion": f"{version}0"}}
 
 
 def jobs_of(api: Api) -> Jobs:
@@ -125,6 +130,42 @@ async def test_refused_deletion_for_a_job_without_a_status_is_logged_and_tried_a
     with pytest.raises(TryLater):
         await reconcile(KEY)
     assert [vars(record)["error"] for record in caplog.records] == ["policy: pods stay"]
+    if not isinstance(found, Gone):  # a finalizer keeps it
+        assert world.written["phase"] == "Terminating"
+        assert world.written["message"] == "the job is being deleted; policy: pods stay"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (RUNNING, "2 pods are still terminating; the grace period is 30 s"),
+        (
+            job().replicas(2).was("Running"),
+            "it has the finalizer example.com/audit, which another controller",
+        ),
+    ],
+)
+async def test_job_that_a_finalizer_keeps_says_what_it_waits_for(found: JobBuilder, said: str) -> None:
+    world = World(found.deleted("example.com/audit").snapshot(), DONE)
+    reconcile = Reconciler(*(world,) * 6, may_act=lambda: True)  # type: ignore[arg-type]
+
+    await reconcile(KEY)
+    (ready,) = world.written["conditions"]
+    assert (world.written["phase"], ready["status"], ready["reason"]) == (
+        "Terminating",
+        "False",
+        "Terminating",
+    )
+    assert said in world.written["message"]
+    assert ready["message"] == world.written["message"]
+
+
+@pytest.mark.asyncio
+async def test_job_that_had_finished_keeps_its_phase_while_a_finalizer_keeps_it() -> None:
+    world = World(job().replicas(2).was("Succeeded").deleted("example.com/audit").snapshot(), DONE)
+    assert await Reconciler(*(world,) * 6, may_act=lambda: True)(KEY) is None  # type: ignore[arg-type]
+    assert world.written.get("phase", "Succeeded") == "Succeeded"
 
 
 FAILED = job().replicas(2).with_network().recovery(scope="Replica", backoffSeconds=0).running()

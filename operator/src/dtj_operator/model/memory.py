@@ -9,6 +9,7 @@ from dtj_operator.model.private import Private
 
 PENDING, STARTING, RUNNING, RECOVERING = "Pending", "Starting", "Running", "Recovering"
 SUSPENDED, SUCCEEDED, FAILED = "Suspended", "Succeeded", "Failed"
+TERMINATING = "Terminating"
 FINAL = (SUCCEEDED, FAILED)
 REPLICA, JOB = "Replica", "Job"  # how much of the job a recovery touches
 

@@ -180,6 +180,7 @@ class Job(Spec, frozen=True, kw_only=True, dict=True):
     uid: str
     generation: int = 1
     deleting: bool = False
+    finalizers: tuple[str, ...] = ()
     remote: bool = False  # MultiKueue runs a copy of the job in another cluster, here it only waits for it
     queue: Queue | None = None
     asked_replicas: int | None = None  # spec.replicas, if the queue admitted fewer
@@ -257,6 +258,7 @@ def parse(raw: Json) -> Job:
         "uid": meta["uid"],
         "generation": meta.get("generation", 1),
         "deleting": "deletionTimestamp" in meta,
+        "finalizers": tuple(meta.get("finalizers") or ()),
         "remote": _remote(raw),
     }
     try:

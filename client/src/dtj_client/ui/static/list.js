@@ -5,7 +5,7 @@ import { percent, short, since } from "./format.js";
 import { ask } from "./server.js";
 
 const PAGE = 100; // rows; more would make the page slow
-const PHASES = ["Running", "Recovering", "Starting", "Pending", "Suspended", "Failed", "Succeeded"];
+const PHASES = ["Running", "Recovering", "Starting", "Pending", "Suspended", "Terminating", "Failed", "Succeeded"];
 const COLUMNS = [
   ["name", "Name"], ["phase", "Phase"], ["done", "Progress"], ["rate", "Samples/s"], ["loss", "Loss"],
   ["goodput", "Goodput"], ["restarts", "Restarts"], ["created", "Age"],

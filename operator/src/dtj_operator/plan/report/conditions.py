@@ -8,7 +8,7 @@ import re
 from dtj_operator.model import names, ranges, times
 from dtj_operator.model.children import Refusal
 from dtj_operator.model.json import Json
-from dtj_operator.model.memory import FINAL, RECOVERING, RUNNING, SUCCEEDED, SUSPENDED
+from dtj_operator.model.memory import FINAL, RECOVERING, RUNNING, SUCCEEDED, SUSPENDED, TERMINATING
 from dtj_operator.model.views import PodView
 from dtj_operator.plan import blame, starting
 from dtj_operator.plan.actions import Fail, Restart, Resume, Succeed, Suspend, Verdict, starts_new_attempt
@@ -34,7 +34,7 @@ _UNPULLABLE = (
 _UNSTARTABLE = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff")
 
 # Reasons of PodsReady=False that are wanted, or pass by themselves. All others mean that the job is blocked.
-UNBLOCKED = frozenset(("Starting", "Suspended", QUEUED, "Evicted", "Deactivated", "Finished"))
+UNBLOCKED = frozenset(("Starting", "Suspended", QUEUED, "Evicted", "Deactivated", TERMINATING, "Finished"))
 
 Found = tuple[str, bool, str, str]  # type, status, reason, message
 
@@ -132,6 +132,13 @@ def conditions(s: Snapshot, verdict: Verdict | None, phase: str) -> list[Json]:
         *_final(s, verdict),
     ]
     return [_with_transition_time(s, *condition) for condition in found if condition is not None]
+
+
+def terminating(s: Snapshot, message: str) -> list[Json]:
+    """The conditions of a job that is being deleted: it does not run any more."""
+    found = "PodsReady", False, TERMINATING, message
+    others = [c for c in s.memory.raw.get("conditions") or () if c["type"] not in ("PodsReady", "Healthy")]
+    return [_with_transition_time(s, *found), *others]
 
 
 def rejected(s: Snapshot, message: str) -> list[Json]:

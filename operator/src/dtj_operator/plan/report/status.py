@@ -17,6 +17,7 @@ from dtj_operator.model.memory import (
     STARTING,
     SUCCEEDED,
     SUSPENDED,
+    TERMINATING,
     Restarts,
     condition,
 )
@@ -52,6 +53,7 @@ from dtj_operator.plan.report.conditions import (
     pods_are,
     rejected,
     shortage,
+    terminating,
     waits_in_queue,
     waits_in_vain,
 )
@@ -87,6 +89,8 @@ def new_status(s: Snapshot, verdict: Verdict | None) -> Json:
         }
     if has_copy(s):
         return old
+    if s.job.deleting:
+        return old | _while_deleted(s)
     problem = unsupported(s)
     if problem is not None:
         return {
@@ -123,6 +127,24 @@ def new_status(s: Snapshot, verdict: Verdict | None) -> Json:
         memory = private_of(s, verdict, phase, counts=counts, earlier_seconds=earlier)
         status |= {**attempt_of(s, verdict, phase), "memory": private.write(memory) or None}
     return {name: value for name, value in status.items() if value is not None}
+
+
+def _while_deleted(s: Snapshot) -> Json:
+    """Of a job that is still there because of a finalizer."""
+    kept = f"it has the finalizer {', '.join(s.job.finalizers)}, which another controller must remove"
+    refused = s.refusals[0].message if s.refusals else None
+    message = f"the job is being deleted; {refused or ending(s) or kept}"
+    replicas, at = _replicas(s, None), times.rfc3339(s.now)
+    moved = s.memory.phase != TERMINATING
+    return {
+        "observedGeneration": s.job.generation,
+        "phase": TERMINATING,
+        "message": message[:CONDITION_MESSAGE_LIMIT],
+        "ready": f"{replicas['ready'] + replicas['succeeded']}/{s.job.replicas}",
+        "conditions": terminating(s, message),
+        "lastTransitionTime": at if moved else s.memory.raw.get("lastTransitionTime") or at,
+        "replicaStatuses": replicas,
+    }
 
 
 def _phase(s: Snapshot, verdict: Verdict | None) -> str:
@@ -264,6 +286,8 @@ def _failure_fields(fault: Fault) -> Json:
 
 def events(s: Snapshot, verdict: Verdict | None, new: Json) -> tuple[Event, ...]:
     """The Events to record once the status is written."""
+    if s.job.deleting:
+        return ()
     attempt = str(new.get("attempt", 0))
     problem = unsupported(s)
     if problem is not None:
