@@ -1,6 +1,6 @@
 """The verbs of `kubectl dtj` for Python programs and notebooks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dtj_client import delivery, manifest, submission
@@ -24,8 +24,11 @@ def submit(  # noqa: PLR0913 - the options of a command line
     name: str = "",
     replicas: int | None = None,
     gpus: int | None = None,
+    cpu: str | float = "",
+    memory: str | int = "",
     image: str = "",
     env: Mapping[str, object] | None = None,
+    env_from: Sequence[str] = (),
     checkpoints: str = "",
     code_claim: str = "",
     queue: str = "",
@@ -42,8 +45,10 @@ def submit(  # noqa: PLR0913 - the options of a command line
     name         of the job; empty: from the program, with a random end
     replicas     None: as in the template, else 1
     gpus         per pod; None: as in the template, else CPUs only
+    cpu, memory  of each pod, such as 4 and "16Gi": request and limit; empty: as in the template
     image        empty: as in the template, else the trainer image
     env          variables of the program; a value that is not a string is written as one
+    env_from     more of them: "secret/NAME" or "configmap/NAME", or one: "VARIABLE=secret/NAME/KEY"
     checkpoints  PersistentVolumeClaim for checkpoints
     code_claim   PersistentVolumeClaim for code of more than 900 KiB; empty: that of checkpoints
     queue        queue of Kueue
@@ -72,7 +77,10 @@ def submit(  # noqa: PLR0913 - the options of a command line
         command=command,
         replicas=replicas,
         gpus=gpus,
+        cpu=str(cpu),
+        memory=str(memory),
         image=image,
+        env_from=env_from,
         env={variable: str(value) for variable, value in (env or {}).items()},
         claim=checkpoints,
         queue=queue,

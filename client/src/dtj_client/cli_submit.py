@@ -21,8 +21,8 @@ from dtj_client.template import find, origins
 FILE = click.Path()  # the completion of the shell offers files
 NAMED = 10  # files that are not sent
 BEFORE_THE_PROGRAM = (
-    *("--checkpoints", "--code-claim", "--dry-run", "--follow", "--gpus", "--no-code", "--queue"),
-    *("--replicas", "--requirements", "--template"),
+    *("--checkpoints", "--code-claim", "--dry-run", "--env-from", "--follow", "--gpus", "--no-code"),
+    *("--queue", "--replicas", "--requirements", "--template"),
 )
 WITH_A_FILE = ("file", "name", "dry_run", "follow", "output", "command")
 
@@ -69,6 +69,12 @@ class _Submit(click.Command):
 @click.option("--replicas", type=click.IntRange(min=1), metavar="N", help="Number of pods. [default: 1]")
 @click.option("--gpus", type=click.IntRange(min=0), metavar="N", help="GPUs per pod. [default: 0]")
 @click.option(
+    "--cpu", default="", metavar="N", help="CPUs of each pod, such as 4 or 500m: request and limit."
+)
+@click.option(
+    "--memory", default="", metavar="SIZE", help="Memory of each pod, such as 16Gi: request and limit."
+)
+@click.option(
     "--image",
     default="",
     metavar="IMAGE",
@@ -80,6 +86,13 @@ class _Submit(click.Command):
     multiple=True,
     metavar="NAME=VALUE",
     help="Set a variable of the program; may be repeated.",
+)
+@click.option(
+    "--env-from",
+    "env_from",
+    multiple=True,
+    metavar="SOURCE",
+    help="Set variables from secret/NAME or configmap/NAME, one: VARIABLE=secret/NAME/KEY; may be repeated.",
 )
 @click.option(
     "--checkpoints",

@@ -25,6 +25,12 @@ CODE_FOLDER = "/code"  # where the archive is mounted
 WORK_FOLDER = "/app"  # where the program runs
 ARCHIVE = "code.tar.gz"
 _OF_EACH = ("cpu", "memory", "ephemeral-storage")  # resources that init containers get too
+_AMOUNT = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?")
+_KINDS = {"secret": "secret", "configmap": "configMap"}  # beginning of the fields for it
+# All keys of an object, or one key as a variable.
+_SOURCE = re.compile(
+    r"(?:(?P<variable>[^=/]+)=)?(?P<kind>secret|configmap)/(?P<name>[-.a-z0-9]+)(?P<key>/[^/]+)?"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +53,9 @@ class Request:
     replicas  number of pods; None: as in the template, else 1
     gpus      per pod; None: as in the template, else CPUs only
     image     empty: as in the template, else the trainer image
+    cpu, memory  that each pod gets, such as 4 and 16Gi; empty: as in the template
     env       variables of the program
+    env_from  Secrets and ConfigMaps with more of them: secret/NAME, or VARIABLE=secret/NAME/KEY for one
     claim     name of a PersistentVolumeClaim for checkpoints; empty: none
     queue     name of a Kueue LocalQueue; empty: none
     requirements  packages that an init container installs; they go along with the code
@@ -59,19 +67,39 @@ class Request:
     replicas: int | None = None
     gpus: int | None = None
     image: str = ""
+    cpu: str = ""
+    memory: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
+    env_from: Sequence[str] = ()
     claim: str = ""
     queue: str = ""
     requirements: Requirements | None = None
     code_in: InClaim | None = None
 
     def __post_init__(self) -> None:
-        """Raise ClientError for a name that the API server would refuse: a dry run does not ask it."""
+        """Raise ClientError for what the API server would refuse: a dry run does not ask it."""
         if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", self.name):
             raise ClientError(
                 f"a job cannot have the name {self.name!r}",
                 f"use lower case letters, digits and -, such as {new_name(self.name)}",
             )
+        for name, amount in self.amounts.items():
+            if not _AMOUNT.fullmatch(amount):
+                raise ClientError(
+                    f"{name}: {amount!r} is not an amount", "write a number, or such as 500m, 16Gi or 16G"
+                )
+        for source in self.env_from:
+            found = _SOURCE.fullmatch(source)
+            if not found or bool(found["variable"]) != bool(found["key"]):
+                raise ClientError(
+                    f"variables from {source!r}: this names no Secret or ConfigMap",
+                    "write secret/NAME or configmap/NAME for all its keys, VARIABLE=secret/NAME/KEY for one",
+                )
+
+    @property
+    def amounts(self) -> dict[str, str]:
+        """What each pod asks for, and may not exceed."""
+        return {name: amount for name, amount in (("cpu", self.cpu), ("memory", self.memory)) if amount}
 
 
 def new_name(program: str) -> str:
@@ -125,6 +153,7 @@ def job(request: Request, *, with_code: bool, template: Json | None = None) -> J
             each.update(_as(trainer))
         if each["name"] == INSTALLER:  # pip's index and proxies are variables of the program, too
             each["env"] = [other for other in trainer["env"] if other["name"] != "PYTHONPATH"]
+            each.update({"envFrom": trainer["envFrom"]} if trainer.get("envFrom") else {})
     return made
 
 
@@ -150,10 +179,21 @@ def asked(request: Request, *, with_code: bool) -> Json:
     if request.image:
         trainer["image"] = request.image
     env = {name: literal(value) for name, value in request.env.items()}
-    if env:
-        trainer["env"] = [{"name": name, "value": value} for name, value in env.items()]
-    if request.gpus is not None:
-        trainer["resources"] = {"limits": {GPU: request.gpus}}
+    given: dict[str, Json] = {name: {"name": name, "value": value} for name, value in env.items()}
+    for each in filter(None, map(_SOURCE.fullmatch, request.env_from)):
+        kind, reference = _KINDS[each["kind"]], {"name": each["name"]}
+        if variable := each["variable"]:
+            source = {f"{kind}KeyRef": reference | {"key": each["key"][1:]}}
+            given[variable] = {"name": variable, "valueFrom": source}
+        else:
+            trainer.setdefault("envFrom", []).append({f"{kind}Ref": reference})
+    if given:
+        trainer["env"] = list(given.values())
+    gpus = {} if request.gpus is None else {GPU: request.gpus}
+    if gpus or request.amounts:
+        trainer["resources"] = {"limits": {**request.amounts, **gpus}}
+    if request.amounts:
+        trainer["resources"]["requests"] = request.amounts
     pod: Json = {"containers": [trainer]}
     if with_code:
         _add_code(pod, trainer, request)

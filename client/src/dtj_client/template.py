@@ -98,10 +98,13 @@ def _in_namespace(kubectl: Kubectl, *, shared: bool) -> list[Template]:
 def merge(below: Any, above: Any, field: str = "") -> Any:
     """Lay `above` over `below`: objects field by field, lists of named items item by item.
 
-    Containers with the same name are merged; all other items and lists are replaced.
+    Containers with the same name are merged, sources of variables joined; all other items and lists are
+    replaced.
     """
     if isinstance(below, Mapping) and isinstance(above, Mapping) and field not in _WHOLE:
         return {**below, **{key: merge(below.get(key), value, key) for key, value in above.items()}}
+    if field == "envFrom" and isinstance(below, list) and isinstance(above, list):
+        return [*(each for each in below if each not in above), *above]
     by = _key(above)
     if by and by == _key(below):
         items = {each[by]: each for each in below}

@@ -84,11 +84,15 @@ def test_words_of_submit_are_taken_and_those_without_an_effect_named(
     monkeypatch.setattr(os, "environ", environ)
     monkeypatch.setattr(cli, "launch", lambda *_: 5)
     verb, target = command
-    words = ("--replicas", "4", "--image=me/mine", "--follow", "--env", "LR=3e-4", "--env=EMPTY=")
+    words = (
+        *("--replicas", "4", "--image=me/mine", "--follow", "--env", "LR=3e-4", "--env=EMPTY=", "--cpu=4"),
+        *("--memory", "16Gi", "--env-from=secret/a", "--env-from=secret/b"),
+    )
     assert outcome(verb, *words, "--", target) == 5
     assert (environ["LR"], environ["EMPTY"]) == ("3e-4", "")
     assert capsys.readouterr().err == (
-        "dtj: no effect on this machine: --replicas (--nproc N starts N ranks here), --image, --follow\n"
+        "dtj: no effect on this machine: --replicas (--nproc N starts N ranks here), --image, --follow, "
+        "--cpu, --memory, --env-from (--env sets variables here)\n"
     )
 
 

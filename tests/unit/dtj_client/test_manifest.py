@@ -3,6 +3,7 @@
 import io
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -77,7 +78,10 @@ def test_options_become_fields() -> None:
             command=["a.py"],
             replicas=4,
             gpus=8,
+            cpu="4",
+            memory="16Gi",
             env={"A": "1"},
+            env_from=["secret/s3-login", "configmap/settings", "HF_TOKEN=secret/hugging-face/token"],
             claim="runs",
             queue="team",
             image="my:1",
@@ -89,7 +93,12 @@ def test_options_become_fields() -> None:
     assert made["spec"]["checkpoint"]["volume"]["persistentVolumeClaim"] == {"claimName": "runs"}
     assert "initContainers" not in pod
     (trainer,) = pod["containers"]
-    assert (trainer["image"], trainer["env"]) == ("my:1", [{"name": "A", "value": "1"}])
+    token = {"secretKeyRef": {"name": "hugging-face", "key": "token"}}
+    variables = [{"name": "A", "value": "1"}, {"name": "HF_TOKEN", "valueFrom": token}]
+    assert (trainer["image"], trainer["env"]) == ("my:1", variables)
+    assert trainer["envFrom"] == [{"secretRef": {"name": "s3-login"}}, {"configMapRef": {"name": "settings"}}]
+    amounts = {"cpu": "4", "memory": "16Gi"}
+    assert trainer["resources"] == {"requests": amounts, "limits": {**amounts, manifest.GPU: 8}}
     read = parsed(made)
     assert (read.error, read.replicas, read.processes) == (None, 4, 8)  # type: ignore[attr-defined]
     assert yaml.safe_load(yaml.safe_dump(made)) == made
@@ -113,6 +122,25 @@ def test_code_goes_with_the_job() -> None:
         "name": "a-code",
         "ownerReferences": [{"apiVersion": "dtj.dev/v1alpha1", "kind": "K", "name": "a", "uid": "u"}],
     }
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ({"memory": "16GB"}, "memory: '16GB' is not an amount\n  fix: write a number, or such as 500m, 16Gi"),
+        ({"cpu": "-1"}, "cpu: '-1' is not an amount"),
+        (
+            {"env_from": ["s3-login"]},
+            "variables from 's3-login': this names no Secret or ConfigMap\n  fix: write",
+        ),
+        ({"env_from": ["secret/s3-login/key"]}, "this names no Secret"),
+        ({"env_from": ["A=secret/s3-login"]}, "this names no Secret"),
+    ],
+)
+def test_value_that_the_cluster_would_refuse(field: dict[str, Any], said: str) -> None:
+    with pytest.raises(ClientError) as raised:
+        Request(name="a", command=["train.py"], **field)
+    assert said in str(raised.value)
 
 
 @pytest.mark.parametrize("name", ["My Job", "1st", "a_b", "a-", ""])

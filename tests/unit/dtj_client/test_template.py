@@ -79,6 +79,28 @@ def test_words_of_the_user_win() -> None:
     assert made["spec"]["checkpoint"]["volume"] == {"persistentVolumeClaim": {"claimName": "runs"}}
 
 
+def test_secrets_of_the_template_are_joined_and_also_for_pip() -> None:
+    part = template(
+        H100.replace("args: [train]", "envFrom: [{secretRef: {name: a}}, {secretRef: {name: b}}]")
+    ).job
+    packages = Requirements(path="r.txt", text="")
+    request = Request(
+        name="a",
+        command=["x"],
+        memory="64Gi",
+        env_from=["secret/b", "TOKEN=secret/mine/token", "secret/c"],
+        requirements=packages,
+    )
+    pod = job(request, with_code=True, template=part)["spec"]["template"]["spec"]
+    (trainer,) = pod["containers"]
+    assert [each["secretRef"]["name"] for each in trainer["envFrom"]] == ["a", "b", "c"]
+    token = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "mine", "key": "token"}}}
+    assert token in trainer["env"]
+    installer = pod["initContainers"][1]
+    assert (installer["envFrom"], token in installer["env"]) == (trainer["envFrom"], True)
+    assert installer["resources"]["limits"] == {"memory": "64Gi"}
+
+
 def test_each_field_has_its_origin() -> None:
     request = Request(name="a", command=["x"], replicas=2, env={"A": "1"})
     given, part = asked(request, with_code=False), template().job

@@ -14,8 +14,9 @@ _HINTS = {
     "--gpus": "--nproc gpu starts a rank for each GPU of this machine",
     "--checkpoints": "--checkpoint FOLDER saves here",
     "--requirements": "the packages of this Python are used",
+    "--env-from": "--env sets variables here",
 }
-_WITH_VALUE = (*_HINTS, "--name", "--image", "--template", "--queue", "--code-claim")
+_WITH_VALUE = (*_HINTS, "--name", "--cpu", "--memory", "--image", "--template", "--queue", "--code-claim")
 _FLAGS = ("--no-code", "--follow")
 
 
