@@ -131,6 +131,12 @@ def _finished(name: str, spec: Json, notes: list[str], metadata: Json) -> Conver
         notes += launched.notes
         if launched.processes:  # more than the tasks of Slurm, each of which would start these
             spec["processesPerReplica"] = launched.processes
+    elif [each.rpartition("/")[2] for each in map(str, words[:2])] == ["accelerate", "launch"]:
+        spec.pop("processesPerReplica", None)  # the number of launchers: ranks are as many as GPUs
+        notes.append(
+            "accelerate launch needs the number of each machine, which differs from pod to pod: write "
+            "torchrun instead, to which the operator says it, and the precision in Accelerator()"
+        )
     elif any("torchrun" in str(word) or "torch.distributed" in str(word) for word in words):
         notes.append("check the shell text: the operator sets what --nnodes, --node-rank and --rdzv-* say")
     job = {

@@ -2,12 +2,12 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from dtj_client import shell
+from dtj_client import shell, torchrun
 from dtj_client.manifest import BY_THE_OPERATOR, GPU
 
 Json = dict[str, Any]
@@ -203,7 +203,7 @@ def _line(line: str, values: dict[str, Sequence[str]], script: Script, container
         return False
     if not _assign([each.partition("=") for each in variables], {}, container):
         return False
-    container["command"] = _without_srun(words, script, container)
+    container["command"] = _with_values(_without_srun(words, script, container), values)
     script.notes += [_left_out(each) for each in rest]
     return True
 
@@ -275,6 +275,18 @@ def _without_srun(words: list[str], script: Script, container: Json) -> list[str
         else:
             script.notes.append(f"not carried over: srun {word}{'' if given or not value else f' {value}'}")
     return rest
+
+
+def _with_values(words: list[str], values: Mapping[str, Sequence[str]]) -> list[str]:
+    """The command; of one torchrun in a shell with the values of variables, which that shell lacks."""
+    launched = torchrun.in_a_shell(words)
+    if not launched:
+        return words
+    try:
+        known = shell.words(words[2].replace("\\\n", " "), values)
+    except ValueError:
+        return words
+    return [*words[:2], shlex.join(known)]
 
 
 def _starts_program(word: str) -> bool:

@@ -46,8 +46,12 @@ def clean(words: Sequence[str]) -> Launch | None:
                 launch.processes = int(value)
             elif value in ("auto", "gpu"):
                 launch.processes = "auto"
-            else:
-                launch.notes.append(f"not carried over: --{name} {value}: see spec.processesPerReplica")
+            else:  # Slurm's number of tasks does not say it
+                launch.processes = "auto"
+                launch.notes.append(
+                    f"not carried over: --{name} {value}: a rank for each GPU instead, see "
+                    "spec.processesPerReplica"
+                )
         else:
             launch.words += [word] if given or not value else [word, value]
     launch.words += rest

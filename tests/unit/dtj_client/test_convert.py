@@ -504,3 +504,34 @@ def test_output_is_yaml_with_the_notes_as_comments() -> None:
 def test_no_job(text: str, said: str) -> None:
     with pytest.raises(ClientError, match=said):
         convert(text)
+
+
+NODES = "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gres=gpu:8\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "processes", "command"),
+    [
+        (  # as in the documentation of transformers
+            "export GPUS_PER_NODE=8\nsrun --jobid $SLURM_JOBID bash -c 'python -m torch.distributed.run \\\n "
+            "--nproc_per_node $GPUS_PER_NODE --nnodes $SLURM_NNODES --node_rank $SLURM_PROCID \\\n"
+            'train.py --run "a b"\'\n',
+            8,
+            ["torchrun", "train.py", "--run", "a b"],
+        ),
+        ("srun torchrun --nproc_per_node $GPUS train.py\n", "auto", ["torchrun", "train.py"]),
+        ("srun torchrun train.py\n", 1, ["torchrun", "train.py"]),
+        (
+            "srun accelerate launch --machine_rank $SLURM_PROCID a.py\n",
+            None,
+            ["accelerate", "launch", "--machine_rank", "$SLURM_PROCID", "a.py"],
+        ),
+    ],
+)
+def test_launcher_of_each_node_says_how_many_ranks_it_starts(
+    lines: str, processes: int | str | None, command: list[str]
+) -> None:
+    found = only(NODES + lines)
+    assert found.job["spec"].get("processesPerReplica") == processes
+    assert trainer(found.job)["command"] == command
+    assert any("write torchrun" in note for note in found.notes) is ("accelerate" in command)
