@@ -23,9 +23,10 @@ from dtj.checkpoint import weights
 from dtj.checkpoint.checkpointer import Checkpointer
 from dtj.checkpoint.parts import Stateful
 from dtj.copies import memory_copies
-from dtj.data.feed import Batch, Feed, Nothing
+from dtj.data.feed import Batch, Feed
 from dtj.data.feed_maker import FeedMaker, check_equal_shares
 from dtj.data.loader import Collate
+from dtj.data.source import Source
 from dtj.data.splitter import Splitter
 from dtj.errors import RecipeError
 from dtj.healing.recovery import Recovery
@@ -79,7 +80,7 @@ class Run:
         self._no_loss = torch.zeros((), device=self.device)
         self._stop = stop
         self._finite = FiniteCheck(self.device)
-        self._progress = Progress(feed=Feed(Nothing(), device=self.device))
+        self._progress = Progress(feed=Feed(Source(), device=self.device))
         layout = strategy.layout
         self._feeds = FeedMaker(
             settings=settings,

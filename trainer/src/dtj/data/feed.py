@@ -7,31 +7,14 @@ The state of a feed is one position, which stays valid when the world size chang
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from dtj.data.device_copy import Copying, DeviceCopy
-from dtj.data.indexed import Indexed
+from dtj.data.source import Source
 from dtj.data.splitter import MicroBatch, RankBatch
-from dtj.data.stream import Streamed
-from dtj.data.user_loader import UserLoader
 from dtj.errors import RecipeError
-
-
-class Source(Protocol):
-    """Loads the samples of a position: `Indexed`, `Streamed`, `UserLoader` or `Nothing`."""
-
-    @property
-    def steps_per_epoch(self) -> int | None: ...  # None: unknown
-    def epoch(self, position: int) -> int: ...
-    def at(self, position: int) -> RankBatch: ...
-    def load(self, rank_batch: RankBatch, micro_batch: MicroBatch) -> Any: ...
-    def after(self, rank_batch: RankBatch) -> int: ...
-    def close(self) -> None: ...
-    def state(self, position: int) -> dict[str, int]: ...
-    def position(self, state: dict[str, int]) -> int: ...
-
 
 Over = Callable[["Batch"], Iterator[Any]]
 
@@ -60,33 +43,6 @@ class Batch:
         if self.over is not None:
             return self.over(self)
         return (self.fetch(micro_batch) for micro_batch in self.micro_batches)
-
-
-class Nothing:
-    """The source of a run without data: its steps have no samples."""
-
-    steps_per_epoch = None
-
-    def epoch(self, _position: int) -> int:
-        return 0
-
-    def at(self, position: int) -> RankBatch:
-        return RankBatch(position, samples=0, epoch=0, ends_epoch=False, micro_batches=())
-
-    def load(self, _rank_batch: RankBatch, _micro_batch: MicroBatch) -> Any:
-        raise AssertionError("a run without data has no micro-batches")
-
-    def after(self, rank_batch: RankBatch) -> int:
-        return rank_batch.position
-
-    def close(self) -> None:
-        pass
-
-    def state(self, _position: int) -> dict[str, int]:
-        return {}
-
-    def position(self, _state: dict[str, int]) -> int:
-        return 0
 
 
 @dataclass
@@ -169,7 +125,7 @@ class Feed:
     def advance(self) -> None:
         """Move on to the next batch: the step on the current one is done."""
         assert self._rank_batch is not None  # set by `batch`
-        self.position = self._source.after(self._rank_batch)
+        self.position = self._rank_batch.following
         self.consumed += self._rank_batch.samples
 
     def look_ahead(self) -> None:
@@ -211,9 +167,7 @@ class Feed:
         Returns a warning if it is a loader that has the same batches on all ranks, or a map-style dataset
         that has other samples on another rank; else "".
         """
-        if isinstance(self._source, Streamed | UserLoader | Indexed):
-            return self._source.check_alike(self.position, gather)
-        return ""
+        return self._source.check_alike(self.position, gather)
 
     def close(self) -> None:
         """Stop the worker processes, if there are any."""

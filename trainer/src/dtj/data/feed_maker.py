@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from dtj.data.feed import Feed, Source
+from dtj.data.feed import Feed
 from dtj.data.indexed import Indexed
 from dtj.data.loader import Collate, Loader
+from dtj.data.source import Batching
 from dtj.data.splitter import Splitter
 from dtj.data.stream import Streamed, is_stream
 from dtj.data.user_loader import UserLoader
@@ -90,10 +91,8 @@ def feed(
 ) -> Feed:
     """A feed of a map-style dataset or a stream; RecipeError if it is neither.
 
-    global_batch  samples of one step, over all ranks
-    shuffle       in another order in each epoch; a stream keeps its own order
-    once          do not read beyond the end of an epoch
-    drop_last     leave out a smaller last batch of each epoch
+    shuffle  in another order in each epoch; a stream keeps its own order
+    For the others see Batching.
     """
     fix = "set it to the number of samples of one step, over all ranks"
     global_batch = whole(global_batch, "global_batch is", least=1, fix=fix)
@@ -111,11 +110,15 @@ def feed(
             else "pass it to run.loader, or its data set to run.data: run.data(loader.dataset, "
             "global_batch=..., collate=loader.collate_fn)",
         )
-    how: dict[str, Any] = {"global_batch": global_batch, "splitter": splitter, "seed": seed, "once": once}
-    how |= {"drop_last": drop_last or equal_shares, "loader": loader}
-    source: Source = (
-        Streamed(dataset, **how) if is_stream(dataset) else Indexed(dataset=dataset, shuffle=shuffle, **how)
+    how = Batching(
+        global_batch=global_batch,
+        splitter=splitter,
+        loader=loader,
+        seed=seed,
+        drop_last=drop_last or equal_shares,
+        once=once,
     )
+    source = Streamed(dataset, how) if is_stream(dataset) else Indexed(dataset, how, shuffle=shuffle)
     return Feed(source, device=loader.device, equal_shares=equal_shares, global_batch=global_batch)
 
 

@@ -10,8 +10,9 @@ from torch.utils.data import Dataset
 
 from dtj.data import order
 from dtj.data.digest import digest
-from dtj.data.loader import Loader, look_up
-from dtj.data.splitter import Indices, MicroBatch, RankBatch, Splitter
+from dtj.data.loader import look_up
+from dtj.data.source import Batching, Source
+from dtj.data.splitter import Indices, MicroBatch, RankBatch
 from dtj.errors import RecipeError
 
 # Divide this many batches in one call: less than 0.01 ms per batch instead of 0.1.
@@ -26,27 +27,23 @@ class Ticket(NamedTuple):
     indices: Indices
 
 
-@dataclass(kw_only=True, eq=False)
-class Indexed:
+@dataclass(eq=False)
+class Indexed(Source):
     """Every sample exactly once per epoch. A position counts the samples consumed since training started."""
 
     dataset: Any
-    global_batch: int
-    splitter: Splitter
-    seed: int
+    how: Batching
     shuffle: bool
-    once: bool
-    loader: Loader
-    drop_last: bool = False
 
     def __post_init__(self) -> None:
         self._length = length_of(self.dataset)
-        if self.drop_last and self._length < self.global_batch:
+        batch = self.how.global_batch
+        if self.how.drop_last and self._length < batch:
             raise RecipeError(
-                f"the dataset has {self._length} samples, fewer than one global batch of {self.global_batch}",
+                f"the dataset has {self._length} samples, fewer than one global batch of {batch}",
                 fix="use a smaller global_batch, or leave drop_last and equal_shares out",
             )
-        self._look_up = partial(look_up, self.dataset, collate=self.loader.collate, seed=self.seed)
+        self._look_up = partial(look_up, self.dataset, collate=self.how.loader.collate, seed=self.how.seed)
         self._near: dict[int, RankBatch] = {}
         self._items: Iterator[tuple[int, int, Any]] | None = None
         self._loaded: dict[tuple[int, int], Any] = {}
@@ -68,7 +65,7 @@ class Indexed:
 
     def load(self, rank_batch: RankBatch, micro_batch: MicroBatch) -> Any:
         """The samples of one micro-batch, in host memory."""
-        if not self.loader.workers:
+        if not self.how.loader.workers:
             return self._look_up(micro_batch.indices, position=rank_batch.position)
         wanted = (rank_batch.position, micro_batch.number)
         if wanted not in self._loaded:
@@ -76,18 +73,13 @@ class Indexed:
             self._loaded[wanted] = self._await(*wanted)
         return self._loaded[wanted]
 
-    def after(self, rank_batch: RankBatch) -> int:
-        """The position of the next batch."""
-        if rank_batch.ends_epoch:  # also if its last samples are left out
-            return (rank_batch.epoch + 1) * self._length
-        return rank_batch.position + rank_batch.samples
-
-    def check_alike(self, _position: int, gather: Callable[[int], list[int]]) -> str:
+    def check_alike(self, position: int, gather: Callable[[int], list[int]]) -> str:
         """A warning if the ranks have another first sample: the dataset is divided already; else "".
 
         gather  this rank's number -> those of all ranks
         """
-        if self.loader.workers:  # which may need to open their files themselves
+        del position
+        if self.how.loader.workers:  # which may need to open their files themselves
             return ""
         if len(set(gather(digest(self._look_up(np.zeros(1, dtype=np.int64), position=0))))) == 1:
             return ""
@@ -103,7 +95,7 @@ class Indexed:
 
     def state(self, position: int) -> dict[str, int]:
         """A position, and what must be the same for it to be valid."""
-        fixed = {"length": self._length, "seed": self.seed, "global_batch": self.global_batch}
+        fixed = {"length": self._length, "seed": self.how.seed, "global_batch": self.how.global_batch}
         return {"position": position} | fixed
 
     def position(self, state: dict[str, int]) -> int:
@@ -113,8 +105,8 @@ class Indexed:
             what = "the checkpoint was made with a stream; this dataset is map-style"
         elif was != now:
             what = f"the checkpoint was made with a dataset of {was} samples; this one has {now}"
-        elif state.get("seed") != self.seed:
-            what = f"the checkpoint was made with seed {state.get('seed')}; this run has seed {self.seed}"
+        elif state.get("seed") != self.how.seed:
+            what = f"the checkpoint was made with seed {state.get('seed')}; this run has seed {self.how.seed}"
             other = "seed"
         else:
             epoch, start = divmod(state["position"], self._length)
@@ -129,7 +121,7 @@ class Indexed:
             if (at, found) > (position, number):
                 break
         loading = _Loading(self._look_up)
-        self._items = self.loader.ahead(loading, of=self.dataset, sampler=self._tickets(position))
+        self._items = self.how.loader.ahead(loading, of=self.dataset, sampler=self._tickets(position))
         return next(data for at, found, data in self._items if (at, found) == (position, number))
 
     def _tickets(self, position: int) -> Iterator[Ticket]:
@@ -139,34 +131,35 @@ class Indexed:
                 near = self._look_ahead(position)
             rank_batch = near[position]
             yield from (Ticket(position, mb.number, mb.indices) for mb in rank_batch.micro_batches)
-            if self.once and rank_batch.ends_epoch:
+            if self.how.once and rank_batch.ends_epoch:
                 return
-            position = self.after(rank_batch)
+            position = rank_batch.following
 
     def _starts(self, start: int) -> range:
         """Where batches of an epoch begin, from `start` on."""
-        end = self._length - self.global_batch + 1 if self.drop_last else self._length
-        return range(start, end, self.global_batch)
+        end = self._length - self.how.global_batch + 1 if self.how.drop_last else self._length
+        return range(start, end, self.how.global_batch)
 
     def _look_ahead(self, position: int) -> dict[int, RankBatch]:
         """The next batches of the epoch, by position."""
         epoch, start = divmod(position, self._length)
         starts = self._starts(start)[:_AHEAD]
-        sizes = [min(self.global_batch, self._length - first) for first in starts]
+        sizes = [min(self.how.global_batch, self._length - first) for first in starts]
         places = []  # without a sample of its own, the rank takes the first one of the batch as a dummy
         for first, samples in zip(starts, sizes, strict=True):
-            mine = self.splitter.rank_range(samples) or range(1)
+            mine = self.how.splitter.rank_range(samples) or range(1)
             places.append(np.arange(first + mine.start, first + mine.stop))
         indices = np.concatenate(places)
         if self.shuffle:
-            indices = order.shuffled(indices, n=self._length, seed=self.seed, epoch=epoch)
+            indices = order.shuffled(indices, n=self._length, seed=self.how.seed, epoch=epoch)
         found, end = {}, 0
         for first, samples, place in zip(starts, sizes, places, strict=True):
             end += len(place)
-            ends_epoch = not self._starts(first + samples)
-            micro_batches = self.splitter.split(indices[end - len(place) : end], samples=samples)
+            ends_epoch = not self._starts(first + samples)  # also if the last samples are left out
+            micro_batches = self.how.splitter.split(indices[end - len(place) : end], samples=samples)
             at = epoch * self._length + first
-            found[at] = RankBatch(at, samples, epoch, ends_epoch, micro_batches)
+            following = (epoch + 1) * self._length if ends_epoch else at + samples
+            found[at] = RankBatch(at, following, samples, epoch, ends_epoch, micro_batches)
         return found
 
 

@@ -32,6 +32,7 @@ class RankBatch(NamedTuple):
     """One rank's part of a global batch.
 
     position       of the batch, in the units of its source
+    following      position of the next batch
     samples        of the whole global batch, over all ranks (the last batch of an epoch may be smaller)
     epoch          that these samples belong to, from 0
     ends_epoch     True for the last batch of an epoch
@@ -39,6 +40,7 @@ class RankBatch(NamedTuple):
     """
 
     position: int
+    following: int
     samples: int
     epoch: int
     ends_epoch: bool

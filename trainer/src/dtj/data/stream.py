@@ -8,7 +8,6 @@ yields the same samples in the same order on every rank, and each time that an e
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -18,13 +17,12 @@ from torch.utils.data._utils import worker as torch_worker
 
 from dtj.data.digest import digest
 from dtj.data.indexed import length_if_known
-from dtj.data.loader import Collate, Loader, as_batch
-from dtj.data.splitter import MicroBatch, RankBatch, Splitter
+from dtj.data.loader import as_batch
+from dtj.data.source import EPOCH, Batching, Source
+from dtj.data.splitter import MicroBatch, RankBatch
 from dtj.errors import RecipeError
 from dtj.ranks import random_state
 
-# A position is epoch x _EPOCH + samples consumed in that epoch: one integer, even if the length is unknown.
-_EPOCH = 1 << 40
 # Samples that the ranks compare at the start.
 _COMPARED = 8
 
@@ -41,52 +39,31 @@ class _Loaded(NamedTuple):
     digest: int
 
 
-class Streamed:
-    """Batches in the order of the stream; calls its `set_epoch(n)` and `skip(n)` if it has them.
+@dataclass(eq=False)
+class Streamed(Source):
+    """Batches in the order of the stream; calls its `set_epoch(n)` and `skip(n)` if it has them."""
 
-    steps_per_epoch  computed from the stream's length, None if it has none; an epoch lasts as long as the
-                     stream yields samples, whatever its length says
-    """
+    dataset: Any
+    how: Batching
 
-    def __init__(
-        self,
-        dataset: Any,
-        *,
-        global_batch: int,
-        splitter: Splitter,
-        seed: int,
-        once: bool,
-        loader: Loader,
-        drop_last: bool = False,
-    ) -> None:
-        if hasattr(dataset, "__next__"):
+    def __post_init__(self) -> None:
+        if hasattr(self.dataset, "__next__"):
             raise RecipeError(
-                f"the dataset is a {type(dataset).__name__}, which can be read only once",
+                f"the dataset is a {type(self.dataset).__name__}, which can be read only once",
                 fix="pass an object whose __iter__ starts from the beginning each time, "
                 "e.g. a torch.utils.data.IterableDataset",
             )
-        length = length_if_known(dataset)
-        whole, rest = divmod(length or 0, global_batch)
-        self.steps_per_epoch = None if length is None else whole + (rest > 0 and not drop_last)
-        self._read = partial(
-            _Reading,
-            stream=dataset,
-            global_batch=global_batch,
-            splitter=splitter,
-            seed=seed,
-            once=once,
-            drop_last=drop_last,
-            collate=loader.collate,
-        )
-        self._dataset = dataset
-        self._global_batch = global_batch
-        self._loader = loader
         self._items: Iterator[_Loaded] | None = None
         self._present: _Loaded | None = None
 
-    def epoch(self, position: int) -> int:
-        """Epoch of the sample at a position, from 0."""
-        return position // _EPOCH
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """By the stream's length; an epoch lasts as long as it yields samples, whatever that says."""
+        length = length_if_known(self.dataset)
+        if length is None:
+            return None
+        whole, rest = divmod(length, self.how.global_batch)
+        return whole + (rest > 0 and not self.how.drop_last)
 
     def at(self, position: int) -> RankBatch:
         """The batch that starts at `position`; calling it again returns the same one. Waits until it is read.
@@ -96,7 +73,7 @@ class Streamed:
         if self._present is None or self._present.rank_batch.position != position:
             self._present = next(self._items, None) if self._items is not None else None
         if self._present is None or self._present.rank_batch.position != position:
-            self._items = self._loader.ahead(self._read(position=position), of=self._dataset)
+            self._items = self.how.loader.ahead(_Reading(self.dataset, self.how, position), of=self.dataset)
             self._present = next(self._items)
         return self._present.rank_batch
 
@@ -104,12 +81,6 @@ class Streamed:
         """One micro-batch of the batch that `at` returned last, in host memory."""
         assert self._present is not None and self._present.rank_batch.position == rank_batch.position  # noqa: PT018
         return self._present.data[micro_batch.number]
-
-    def after(self, rank_batch: RankBatch) -> int:
-        """The position of the next batch."""
-        if rank_batch.ends_epoch:
-            return (rank_batch.epoch + 1) * _EPOCH
-        return rank_batch.position + rank_batch.samples
 
     def check_alike(self, position: int, gather: Callable[[int], list[int]]) -> str:
         """RecipeError on all ranks if they read different samples at `position`.
@@ -120,7 +91,7 @@ class Streamed:
         assert self._present is not None
         if len(set(gather(self._present.digest))) > 1:
             raise RecipeError(
-                f"the stream {type(self._dataset).__name__} yields other samples on each rank; dtj divides a "
+                f"the stream {type(self.dataset).__name__} yields other samples on each rank; dtj divides a "
                 "stream itself, so most samples would never be used",
                 fix="turn off the division among ranks in your data library, or pass a loader of your own to "
                 "run.loader; a stream in random order must seed its generator alike on every rank",
@@ -133,8 +104,8 @@ class Streamed:
 
     def state(self, position: int) -> dict[str, int]:
         """A position in a readable form."""
-        epoch, consumed = divmod(position, _EPOCH)
-        return {"epoch": epoch, "consumed": consumed, "global_batch": self._global_batch}
+        epoch, consumed = divmod(position, EPOCH)
+        return {"epoch": epoch, "consumed": consumed, "global_batch": self.how.global_batch}
 
     def position(self, state: dict[str, int]) -> int:
         """Raise RecipeError if the checkpoint was made with a map-style dataset."""
@@ -143,10 +114,10 @@ class Streamed:
                 "the checkpoint was made with a map-style dataset; this one is a stream",
                 fix="use the same data, or start a new run without the checkpoint",
             )
-        return state["epoch"] * _EPOCH + state["consumed"]
+        return state["epoch"] * EPOCH + state["consumed"]
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class _Reading(IterableDataset[_Loaded | RecipeError]):
     """Reads the stream from a position on. Each of N workers reads all of it and collates every Nth batch.
 
@@ -154,13 +125,8 @@ class _Reading(IterableDataset[_Loaded | RecipeError]):
     """
 
     stream: Any
+    how: Batching
     position: int
-    global_batch: int
-    splitter: Splitter
-    seed: int
-    once: bool
-    drop_last: bool
-    collate: Collate
 
     def __iter__(self) -> Iterator[_Loaded | RecipeError]:
         worker = get_worker_info()
@@ -176,54 +142,57 @@ class _Reading(IterableDataset[_Loaded | RecipeError]):
             yield self._nothing_left()
 
     def _collated(self, rank_batch: RankBatch, samples: list[Any], compared: int) -> _Loaded:
-        start = rank_batch.position % _EPOCH
+        start = rank_batch.position % EPOCH
         first = int(rank_batch.micro_batches[0].indices[0])
-        with random_state.of_samples(self.seed, position=rank_batch.position, first=first):
+        with random_state.of_samples(self.how.seed, position=rank_batch.position, first=first):
             data = [
-                as_batch(self.collate([samples[i - start] for i in mb.indices.tolist()]))
+                as_batch(self.how.loader.collate([samples[i - start] for i in mb.indices.tolist()]))
                 for mb in rank_batch.micro_batches
             ]
         return _Loaded(rank_batch, data, compared)
 
     def _batches(self) -> Iterator[tuple[RankBatch, list[Any]]]:
         """(this rank's part, all samples) of each global batch; ends at an epoch with no samples left."""
-        epoch, start = divmod(self.position, _EPOCH)
+        epoch, start = divmod(self.position, EPOCH)
         while batch := self._next_of(samples := self._epoch(epoch, skip=start), epoch, start):
             while batch:
                 following = self._next_of(samples, epoch, start + len(batch))
-                mine = self.splitter.rank_range(len(batch)) or range(1)  # a dummy if the rank has no sample
+                mine = self.how.splitter.rank_range(len(batch)) or range(
+                    1
+                )  # a dummy if the rank has no sample
                 indices = start + np.arange(mine.start, mine.stop)
-                micro = self.splitter.split(indices, samples=len(batch))
-                yield RankBatch(epoch * _EPOCH + start, len(batch), epoch, not following, micro), batch
-                start += len(batch)
+                micro = self.how.splitter.split(indices, samples=len(batch))
+                at, start = epoch * EPOCH + start, start + len(batch)
+                then = epoch * EPOCH + start if following else (epoch + 1) * EPOCH
+                yield RankBatch(at, then, len(batch), epoch, not following, micro), batch
                 batch = following
-            if self.once:
+            if self.how.once:
                 return
             epoch, start = epoch + 1, 0
 
     def _next_of(self, samples: Iterator[Any], epoch: int, start: int) -> list[Any]:
         """The samples of the next global batch; empty at the end of the epoch."""
-        with random_state.of_samples(self.seed, position=epoch * _EPOCH + start, first=0):
-            found = list(islice(samples, self.global_batch))
-        return [] if self.drop_last and len(found) < self.global_batch else found
+        with random_state.of_samples(self.how.seed, position=epoch * EPOCH + start, first=0):
+            found = list(islice(samples, self.how.global_batch))
+        return [] if self.how.drop_last and len(found) < self.how.global_batch else found
 
     def _epoch(self, epoch: int, *, skip: int) -> Iterator[Any]:
         if hasattr(self.stream, "set_epoch"):
             self.stream.set_epoch(epoch)
-        with random_state.of_samples(self.seed, position=epoch * _EPOCH + skip, first=0):
+        with random_state.of_samples(self.how.seed, position=epoch * EPOCH + skip, first=0):
             if skip and hasattr(self.stream, "skip"):
                 return iter(self.stream.skip(skip))
             return islice(iter(self.stream), skip, None)
 
     def _nothing_left(self) -> RecipeError:
-        if consumed := self.position % _EPOCH:
+        if consumed := self.position % EPOCH:
             return RecipeError(
                 f"the stream has no samples after the {consumed} that this epoch already consumed",
                 fix="use the same data, or start a new run without the checkpoint",
             )
-        if self.drop_last:
+        if self.how.drop_last:
             return RecipeError(
-                f"the stream has fewer samples than one global batch of {self.global_batch}",
+                f"the stream has fewer samples than one global batch of {self.how.global_batch}",
                 fix="use a smaller global_batch, or leave drop_last and equal_shares out",
             )
         return RecipeError("the stream is empty", fix="check where its samples come from")

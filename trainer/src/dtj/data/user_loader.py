@@ -22,12 +22,11 @@ from dtj.data import order, worker
 from dtj.data.digest import digest
 from dtj.data.indexed import length_if_known, length_of
 from dtj.data.loader import as_batch
+from dtj.data.source import EPOCH, Source
 from dtj.data.splitter import MicroBatch, RankBatch
 from dtj.errors import RecipeError, whole
 from dtj.ranks import random_state
 
-# A position is epoch x _EPOCH + what that epoch has consumed: samples of all ranks, or batches of one rank.
-_EPOCH = 1 << 40
 _END = object()
 _KEPT = (
     *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"),
@@ -50,8 +49,8 @@ class Batches(Protocol):
     def after(self, done: int, batches: int) -> int: ...
 
 
-class UserLoader:
-    """Source of a feed; a step is `accumulate` batches of this rank, each of them a micro-batch."""
+class UserLoader(Source):
+    """A step is `accumulate` batches of this rank, each of them a micro-batch."""
 
     def __init__(self, loader: Any, *, rank: int, size: int, seed: int, accumulate: int) -> None:
         self._kind = type(loader).__name__
@@ -80,10 +79,6 @@ class UserLoader:
         """Samples of one batch of this rank; None: unknown."""
         return self._batches.batch_size
 
-    def epoch(self, position: int) -> int:
-        """Epoch at a position, from 0."""
-        return position // _EPOCH
-
     def at(self, position: int) -> RankBatch:
         """The step that starts at `position`; calling it again returns the same one. Waits until it is read.
 
@@ -97,11 +92,6 @@ class UserLoader:
         """One batch of the step that `at` returned last, in host memory."""
         assert rank_batch is self._present
         return self._data[micro_batch.number]
-
-    def after(self, rank_batch: RankBatch) -> int:
-        """The position of the next step."""
-        assert rank_batch is self._present
-        return (rank_batch.epoch + 1) * _EPOCH if rank_batch.ends_epoch else self._next
 
     def check_alike(self, position: int, gather: Callable[[int], list[int]]) -> str:
         """A warning if all ranks read the same batch at `position`: then the loader is not divided; else "".
@@ -125,7 +115,7 @@ class UserLoader:
 
     def state(self, position: int) -> dict[str, int]:
         """A position in a readable form, and the number of ranks it was counted with."""
-        epoch, done = divmod(position, _EPOCH)
+        epoch, done = divmod(position, EPOCH)
         return {"epoch": epoch, self._batches.unit: done, "ranks": self._size}
 
     def position(self, state: dict[str, int]) -> int:
@@ -139,10 +129,10 @@ class UserLoader:
         if self._batches.unit == "batches" and state["ranks"] != self._size:
             done = 0  # which samples the other ranks have read is unknown: read the epoch again
         left = self._batches.left(done)
-        return (epoch + 1) * _EPOCH if left is not None and left <= 0 else epoch * _EPOCH + done
+        return (epoch + 1) * EPOCH if left is not None and left <= 0 else epoch * EPOCH + done
 
     def _read(self, position: int) -> RankBatch:
-        epoch, done = divmod(position, _EPOCH)
+        epoch, done = divmod(position, EPOCH)
         left = self._batches.left(done)
         wanted = self._accumulate if left is None else min(self._accumulate, left)
         self._data = []
@@ -164,21 +154,23 @@ class UserLoader:
                 self._items = self._batches_from(epoch, 0)
             else:
                 raise self._too_short(done, left)
-        self._next = epoch * _EPOCH + done
+        self._next = epoch * EPOCH + done
         sizes = [_length_of(each) for each in self._data]
         known = [size or 1 for size in sizes] if all(sizes) else [1] * wanted
         micro = [
             MicroBatch(number, np.arange(k), k / sum(known) / self._size) for number, k in enumerate(known)
         ]
         samples = self._size * (wanted * self.batch_size if self.batch_size else sum(known))
-        return RankBatch(position, samples, position // _EPOCH, left == wanted, micro)
+        began_in, ends_epoch = position // EPOCH, left == wanted
+        following = (began_in + 1) * EPOCH if ends_epoch else self._next
+        return RankBatch(position, following, samples, began_in, ends_epoch, micro)
 
     def _batches_from(self, epoch: int, done: int) -> Iterator[Any]:
         """The loader's batches. What it draws while it reads one depends on that batch and the rank only."""
-        with self._drawing(epoch * _EPOCH):
+        with self._drawing(epoch * EPOCH):
             items, number = self._batches.begin(epoch, done)
         while True:
-            with self._drawing(epoch * _EPOCH + number):
+            with self._drawing(epoch * EPOCH + number):
                 try:
                     item = next(items)
                 except StopIteration:
