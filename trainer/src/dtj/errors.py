@@ -12,6 +12,7 @@ Stopped(SystemExit)         not an error: the agreed stop after SIGTERM, exit 75
 import dis
 import operator
 import re
+from importlib import import_module
 from typing import Any
 
 from dtj.contract import EXIT_BAD_RECIPE, EXIT_PEER_LOST
@@ -87,6 +88,14 @@ def whole(value: Any, what: str, *, least: int, fix: str) -> int:
     if number < least:
         raise RecipeError(f"{what} {value!r}, expected a whole number of at least {least}", fix=fix)
     return number
+
+
+def package(name: str, what: str, *, fix: str) -> Any:
+    """Import a package that is not always installed, or slow to import; RecipeError if it is missing."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        raise RecipeError(what, fix=fix) from error
 
 
 def is_peer_loss(error: BaseException) -> bool:

@@ -16,6 +16,7 @@ import torch
 
 from dtj.checkpoint import paths, reader
 from dtj.checkpoint.objects import Location
+from dtj.checkpoint.weights import safetensors
 from dtj.errors import RecipeError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -134,12 +135,7 @@ def _divide(shapes: Tensors, most: int | None) -> dict[str, list[str]]:
 
 
 def _write(saved: Saved, names: Iterable[str], file: Path, dtype: torch.dtype | None) -> None:
-    try:
-        from safetensors.torch import save_file  # noqa: PLC0415 - an extra
-    except ModuleNotFoundError as error:
-        raise RecipeError(
-            "safetensors is not installed", fix="pip install safetensors, or use a file that ends in .pt"
-        ) from error
+    save_file = safetensors("safetensors.torch").save_file
     # A copy, unless they were read for this file: the format forbids tensors that share memory.
     is_copied = saved.shards is None
     weights = {name: _converted(tensor, dtype, copy=is_copied) for name, tensor in saved.read(names).items()}

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dtj.errors import RecipeError
+from dtj.errors import RecipeError, package
 from dtj.parallel import deferred
 
 _IN_FOLDER = (
@@ -120,12 +120,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _safetensors(path: Path) -> dict[str, Callable[[], torch.Tensor]]:
-    try:
-        from safetensors import safe_open  # noqa: PLC0415 - an extra
-    except ModuleNotFoundError as error:
-        raise RecipeError(
-            "safetensors is not installed", fix="pip install safetensors, or use a file that ends in .pt"
-        ) from error
+    safe_open = safetensors("safetensors").safe_open
 
     def mapped(name: str) -> torch.Tensor:
         with safe_open(path, framework="pt") as file:
@@ -140,6 +135,12 @@ def _safetensors(path: Path) -> dict[str, Callable[[], torch.Tensor]]:
             f"{path} is not a safetensors file: {error}",
             fix="download or export it again: it may be truncated",
         ) from error
+
+
+def safetensors(module: str) -> Any:
+    """A module of the package of that name."""
+    fix = "pip install safetensors, or use a file that ends in .pt"
+    return package(module, "safetensors is not installed", fix=fix)
 
 
 def _pickled(path: Path) -> dict[str, Callable[[], torch.Tensor]]:

@@ -1,9 +1,10 @@
 """Plots a .jsonl file of --metrics: loss and other values, rate, and the steps of restarts."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from dtj.errors import RecipeError
+from dtj.errors import RecipeError, package
 from dtj.telemetry import metric_files
 
 
@@ -51,11 +52,5 @@ def curves_of(lines: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]
 
 
 def _pyplot() -> Any:
-    try:
-        import matplotlib as mpl  # noqa: PLC0415 - optional, and a second of imports
-
-        mpl.use("Agg")
-        from matplotlib import pyplot  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise RecipeError("matplotlib is not installed", fix="pip install matplotlib") from error
-    return pyplot
+    package("matplotlib", "matplotlib is not installed", fix="pip install matplotlib").use("Agg")
+    return import_module("matplotlib.pyplot")

@@ -86,7 +86,9 @@ class Loader:
             num_workers=self.workers,
             pin_memory=self.workers > 0 and self.device.type == "cuda",
             multiprocessing_context=start if self.workers else None,
-            worker_init_fn=partial(worker.start, parent=os.getpid(), kind=type(of).__name__),
+            worker_init_fn=worker.Start(
+                os.getpid(), partial(worker.send_errors_of_sending, type(of).__name__)
+            ),
             generator=torch.Generator(),  # its own: the default one is for dropout and augmentation
         )
         try:

@@ -1,5 +1,7 @@
 """A process that loads samples for its rank: when it ends, and how it reports samples it cannot send."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.queues import Queue
 from typing import Any
 
@@ -9,31 +11,23 @@ from dtj.errors import RecipeError
 from dtj.ranks.parent_death import die_with
 
 
-def start(_worker: int, *, parent: int, kind: str) -> None:
-    """Set up a worker; it calls this first.
+@dataclass(frozen=True)
+class Start:
+    """What a worker calls first, as worker_init_fn.
 
     parent  pid of its rank
-    kind    name of the dataset's type, for errors
+    then    what the user, or the loader, wants to be called with the worker's number
     """
-    die_with(parent)  # otherwise it would keep the sockets of a dead rank open, and peers would wait forever
-    _send_errors_of_sending(kind)
 
-
-class Start:
-    """The worker_init_fn of a loader of the user's own: also makes the worker end with its rank."""
-
-    def __init__(self, parent: int, then: Any) -> None:
-        self._parent, self._then = parent, then.then if isinstance(then, Start) else then
-
-    @property
-    def then(self) -> Any:
-        """The user's own function, or None."""
-        return self._then
+    parent: int
+    then: Callable[[int], None] | None
 
     def __call__(self, number: int) -> None:
-        die_with(self._parent)
-        if self._then is not None:
-            self._then(number)
+        die_with(
+            self.parent
+        )  # else it would keep the sockets of a dead rank open, and peers would wait forever
+        if self.then is not None:
+            self.then(number)
 
 
 def cannot_be_sent(what: str, error: BaseException) -> RecipeError:
@@ -44,9 +38,10 @@ def cannot_be_sent(what: str, error: BaseException) -> RecipeError:
     )
 
 
-def _send_errors_of_sending(kind: str) -> None:
+def send_errors_of_sending(kind: str, _number: int) -> None:
     """Send the rank an error for an item that cannot be pickled; it would otherwise wait forever.
 
+    kind  name of the dataset's type, for errors
     By default Python only prints that error and drops the item.
     """
 

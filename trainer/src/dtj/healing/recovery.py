@@ -106,7 +106,7 @@ class Recovery:
     def give_up_healing(self) -> None:
         """From now on a lost rank ends all ranks: the program runs collectives that cannot be repeated."""
         if self.groups.can_heal:
-            self.groups.stop_healing()
+            self.groups.in_place = False
             report_pipe.send({"hold": False}, wait_s=1.0)
 
     def hand_over(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from dtj import contract
 from dtj.agent.options import LOOPBACK
-from dtj.errors import RecipeError
+from dtj.errors import RecipeError, package
 from dtj.local.fields import Fields
 
 KIND = "DistributedTrainingJob"
@@ -88,12 +88,7 @@ class Place:
 
 def load(path: str) -> LocalJob:
     """Read the one job of a YAML file. RecipeError if there is none, or a field that is needed is wrong."""
-    try:
-        import yaml  # noqa: PLC0415 - a package that only this command needs
-    except ImportError as error:
-        raise RecipeError(
-            "PyYAML is not installed, which reads manifests", fix="pip install pyyaml"
-        ) from error
+    yaml = package("yaml", "PyYAML is not installed, which reads manifests", fix="pip install pyyaml")
     try:
         found = [each for each in yaml.load_all(Path(path).read_text(), _loader(yaml)) if each is not None]
     except OSError as error:

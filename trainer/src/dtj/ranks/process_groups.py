@@ -11,6 +11,7 @@ import faulthandler
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain
 
@@ -31,24 +32,24 @@ _MOST_PORTS = 16
 _LONGEST_OPEN = 4
 
 
+@dataclass(eq=False)
 class ProcessGroups:
     """The process groups of this rank, over all generations.
 
     control     CPU-only group for agreements, which must neither wait for the accelerator nor mix with DDP's
                 messages; None if the world has one process
-    in_place    every rank holds the whole state, so a lost rank can be replaced
+    in_place    every rank holds the whole state, so a lost rank can be replaced; else its loss ends all
     is_healing  other ranks hold the state in memory: send nothing before `compare` of handover.py
     """
 
-    def __init__(
-        self, world: World, devices: tuple[torch.device, ...], stop: StopFlag, *, in_place: bool
-    ) -> None:
+    world: World
+    devices: tuple[torch.device, ...]
+    stop: StopFlag
+    in_place: bool
+
+    def __post_init__(self) -> None:
         self.control: dist.ProcessGroup | None = None
         self.is_healing = False
-        self._world = world
-        self._devices = devices
-        self._stop = stop
-        self._in_place = in_place
         self._control_pipe: control_pipe.ControlPipe | None = None
         self._generation = 0
         self._own_ports: frozenset[int] = frozenset()  # of gloo, in this process
@@ -58,21 +59,17 @@ class ProcessGroups:
     @property
     def can_heal(self) -> bool:
         """A lost peer can be replaced while this process continues; not with NCCL, whose state is lost."""
-        return self._in_place and self._control_pipe is not None and self._devices[0].type == "cpu"
-
-    def stop_healing(self) -> None:
-        """From now on a lost peer ends this process."""
-        self._in_place = False
+        return self.in_place and self._control_pipe is not None and self.devices[0].type == "cpu"
 
     def open(self) -> None:
         """Wait for the other ranks, without a time limit if there is an agent, and join the groups."""
-        if self._world.size == 1:
+        if self.world.size == 1:
             return
         # Ranks that share one model wait for each other throughout a step: their work cannot be compared.
-        heartbeat.mine.is_compared = self._in_place
+        heartbeat.mine.is_compared = self.in_place
         self._control_pipe = control_pipe.listen(os.environ, on_change=self._break)
         if self._control_pipe is None:
-            self.control = open_group(self._world, self._devices, store=None, timeout=RENDEZVOUS_TIMEOUT)
+            self.control = open_group(self.world, self.devices, store=None, timeout=RENDEZVOUS_TIMEOUT)
             return
         self.is_healing = os.environ.get(contract.HEALING) == "1"
         self._enter()
@@ -127,8 +124,8 @@ class ProcessGroups:
             store = dist.TCPStore(  # type: ignore[attr-defined]
                 target.addr, target.port, is_master=False, timeout=timeout, use_libuv=False
             )
-            self.control = open_group(self._world, self._devices, store=store, timeout=timeout)
-            if self._devices[0].type != "cpu":  # NCCL's sockets are left alone: its groups end by themselves
+            self.control = open_group(self.world, self.devices, store=store, timeout=timeout)
+            if self.devices[0].type != "cpu":  # NCCL's sockets are left alone: its groups end by themselves
                 return
             self._own_ports = gloo_sockets.listening_ports() - before
             self._leave_if_replaced(target)  # later news shuts down the connections to these ports
@@ -154,8 +151,8 @@ class ProcessGroups:
 
     def _give_up(self) -> None:
         """Called regularly while this rank waits for the others; raises Stopped after a stop signal."""
-        if self._stop:
-            raise Stopped(contract.EXIT_SIGNAL + (self._stop.signal or 15))
+        if self.stop:
+            raise Stopped(contract.EXIT_SIGNAL + (self.stop.signal or 15))
 
 
 class RetiredGroups:

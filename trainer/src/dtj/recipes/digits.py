@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from torch.utils.data import TensorDataset
 
 from dtj.data import order
-from dtj.errors import RecipeError
+from dtj.errors import package
 from dtj.models.cnn import SmallCNN
 from dtj.recipe import Recipe
 
@@ -41,14 +41,12 @@ def recipe(
 
 def split() -> tuple[TensorDataset, TensorDataset]:
     """(train, held out): images (n, 1, 8, 8) float32 in [0, 1], labels (n,) int64; always the same split."""
-    try:
-        from sklearn.datasets import load_digits  # noqa: PLC0415 - a second of imports that only this recipe needs
-    except ModuleNotFoundError as error:
-        raise RecipeError(
-            "the digits data set is part of scikit-learn, which is not installed",
-            fix="pip install scikit-learn",
-        ) from error
-    bunch = load_digits()
+    datasets = package(
+        "sklearn.datasets",
+        "the digits data set is part of scikit-learn, which is not installed",
+        fix="pip install scikit-learn",
+    )
+    bunch = datasets.load_digits()
     images = torch.tensor(bunch.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(bunch.target, dtype=torch.int64)
     shuffle = torch.from_numpy(

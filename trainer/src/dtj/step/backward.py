@@ -11,6 +11,7 @@ So any number of ranks and any micro-batch size give the same gradients, up to r
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -131,6 +132,7 @@ def backward(loss_of: LossOf, batch: Batch, *, strategy: Strategy, precision: Pr
     return weights.finish(strategy.accumulate(weighted_loss, batch.micro_batches))
 
 
+@dataclass(eq=False)
 class PlainForm:
     """`for mb in batch: ...; run.backward(loss)`. Forward runs in autocast; the last loss synchronizes.
 
@@ -138,22 +140,19 @@ class PlainForm:
     counting  samples -> context for forward and backward of a pass
     """
 
-    def __init__(
-        self,
-        strategy: Strategy,
-        precision: Precision,
-        *,
-        begins: Callable[[], None],
-        counting: Callable[[int], contextlib.AbstractContextManager[None]],
-    ) -> None:
-        self._strategy, self._precision, self._begins, self._counting = strategy, precision, begins, counting
+    strategy: Strategy
+    precision: Precision
+    begins: Callable[[], None]
+    counting: Callable[[int], contextlib.AbstractContextManager[None]]
+
+    def __post_init__(self) -> None:
         self._batch: Batch | None = None  # of the present pass
         self._weights: Weights | None = None  # from its first loss on
         self._micro_batch: MicroBatch | None = None  # whose loss is awaited
         self._is_last = False
         self._losses = 0  # of the present pass
         self._forward = contextlib.ExitStack()
-        self._total = torch.zeros((), device=strategy.device)
+        self._total = torch.zeros((), device=self.strategy.device)
 
     def over(self, batch: Batch) -> Iterator[Any]:
         """The micro-batches of a step, on this rank's device."""
@@ -162,14 +161,14 @@ class PlainForm:
         had_gradients = self._has_gradients()
         self._begin(batch)
         *_, last = batch.micro_batches
-        with self._counting(batch.samples):
+        with self.counting(batch.samples):
             for micro_batch in batch.micro_batches:
                 self._is_last = micro_batch is last
-                with contextlib.nullcontext() if self._is_last else self._strategy.without_sync():
+                with contextlib.nullcontext() if self._is_last else self.strategy.without_sync():
                     data = batch.fetch(micro_batch)
                     self._micro_batch = micro_batch
                     with self._forward:
-                        self._forward.enter_context(self._precision.autocast())
+                        self._forward.enter_context(self.precision.autocast())
                         yield data
                     self._micro_batch = None
         self.check_complete()
@@ -192,7 +191,7 @@ class PlainForm:
         """Backward of one micro-batch, or of a step without data (batch). Returns the sum so far, ()."""
         if batch is not None and not batch.micro_batches:
             self._begin(batch)
-            self._micro_batch = MicroBatch(0, _NO_INDICES, 1 / self._strategy.layout.data_size)
+            self._micro_batch = MicroBatch(0, _NO_INDICES, 1 / self.strategy.layout.data_size)
             self._is_last = True
         if self._micro_batch is None or self._batch is None:
             raise RecipeError(
@@ -201,7 +200,7 @@ class PlainForm:
             )
         self._forward.close()
         if self._weights is None:  # not earlier: a pass without a loss leaves the gradients alone
-            self._weights = Weights(self._batch, strategy=self._strategy, precision=self._precision)
+            self._weights = Weights(self._batch, strategy=self.strategy, precision=self.precision)
         weighted = self._weights.weighted(loss, count, self._micro_batch)
         weighted.backward()  # type: ignore[no-untyped-call]
         self._total = self._total + weighted.detach()
@@ -212,18 +211,18 @@ class PlainForm:
         return self._total
 
     def _has_gradients(self) -> bool:
-        return any(parameter.grad is not None for parameter in self._strategy.parameters)
+        return any(parameter.grad is not None for parameter in self.strategy.parameters)
 
     def _begin(self, batch: Batch) -> None:
-        if self._strategy.pipeline_micro_batches is not None:
+        if self.strategy.pipeline_micro_batches is not None:
             raise RecipeError(
-                f"--parallel {self._strategy.layout.strategy} runs forward and backward by its own schedule",
+                f"--parallel {self.strategy.layout.strategy} runs forward and backward by its own schedule",
                 fix="pass a function: run.backward(lambda mb: loss(model, mb), batch)",
             )
         self._losses = 0
-        self._begins()
+        self.begins()
         self._batch, self._weights = batch, None
-        self._total = torch.zeros((), device=self._strategy.device)
+        self._total = torch.zeros((), device=self.strategy.device)
 
 
 def warm_up(loss_of: LossOf, batch: Batch, *, strategy: Strategy, precision: Precision) -> None:

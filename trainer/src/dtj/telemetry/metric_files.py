@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from dtj.errors import RecipeError
+from dtj.errors import RecipeError, package
 
 TENSORBOARD = "tensorboard:"
 # Fields of a line that are not curves.
@@ -88,15 +88,13 @@ class TensorBoard:
     """Event files; TensorBoard hides the steps that are repeated after a restart (purge_step)."""
 
     def __init__(self, folder: Path, *, step: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - optional, and its import takes seconds
-        except ImportError as error:
-            raise RecipeError(
-                f"--metrics {TENSORBOARD}... needs the package tensorboard, which is not installed",
-                fix="pip install tensorboard, or write a .jsonl or .csv file",
-            ) from error
+        tensorboard = package(
+            "torch.utils.tensorboard",
+            f"--metrics {TENSORBOARD}... needs the package tensorboard, which is not installed",
+            fix="pip install tensorboard, or write a .jsonl or .csv file",
+        )
         with _named(folder):
-            self._writer: Any = SummaryWriter(folder, purge_step=step + 1 if step else None)
+            self._writer: Any = tensorboard.SummaryWriter(folder, purge_step=step + 1 if step else None)
 
     def write(self, reading: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):

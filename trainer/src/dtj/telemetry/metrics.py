@@ -34,6 +34,16 @@ _ENDLESS_S = 100 * 365 * 86400
 _NO_COUNT = contextlib.nullcontext()
 
 
+# What follows the metrics in a line of text.
+_SHOWN: dict[str, Callable[[float], str]] = {
+    "samplesPerSecond": lambda rate: f"{rate:.0f} samples/s",
+    "tokensPerSecond": lambda rate: f"{rate:.0f} tokens/s",
+    "mfu": lambda share: f"mfu {100 * share:.1f}%",
+    "dataWait": lambda share: f"data wait {100 * share:.0f}%",
+    "etaSeconds": lambda seconds: f"eta {timedelta(seconds=round(seconds))}",
+}
+
+
 @dataclass(kw_only=True)
 class Meter:
     """Computes rates from one line to the next; `clock` returns seconds, only differences matter.
@@ -167,16 +177,7 @@ def as_text(reading: Reading) -> str:
     if reading["loss"] is not None:
         parts.append(f"loss {_short(reading['loss'])}")
     parts += [f"{name} {_short(value)}" for name, value in reading["metrics"].items()]
-    if reading["samplesPerSecond"] is not None:
-        parts.append(f"{reading['samplesPerSecond']:.0f} samples/s")
-    if reading["tokensPerSecond"] is not None:
-        parts.append(f"{reading['tokensPerSecond']:.0f} tokens/s")
-    if reading["mfu"] is not None:
-        parts.append(f"mfu {100 * reading['mfu']:.1f}%")
-    if reading["dataWait"] is not None:
-        parts.append(f"data wait {100 * reading['dataWait']:.0f}%")
-    if reading["etaSeconds"] is not None:
-        parts.append(f"eta {timedelta(seconds=round(reading['etaSeconds']))}")
+    parts += [show(reading[name]) for name, show in _SHOWN.items() if reading[name] is not None]
     return "  ".join(parts)
 
 
