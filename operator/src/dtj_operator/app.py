@@ -39,7 +39,6 @@ from dtj_operator.kube.pod_groups import Gangs, PodGroupCache, pod_groups_of
 from dtj_operator.kube.pods import PODS
 from dtj_operator.kube.recorder import Recorder
 from dtj_operator.kube.reflector import SILENCE_S, Reflector, read_list
-from dtj_operator.kube.unverified import UnverifiedNames
 from dtj_operator.kube.wire import Source
 from dtj_operator.kube.workloads import WORKLOADS, WorkloadCache, kueue
 from dtj_operator.model import names
@@ -91,15 +90,10 @@ class App:
         self._leads = self._takes_over = False
         self._no_jobs = ""  # why the jobs cannot be read, as far as is known
         self._lacks = ""  # rights to write that are missing, as far as is known
-        pods = PodCache(
-            self._child_changed,
-            self.queue.retry_failed_now,
-            UnverifiedNames(time.monotonic),
-            clock=time.monotonic,
-        )
+        pods = PodCache(self._child_changed, self.queue.retry_failed_now, clock=time.monotonic)
         nodes = NodeCache(self._node_changed, clock=time.monotonic)
-        services = ChildCache(SERVICE, self._child_changed, UnverifiedNames(time.monotonic))
-        policies = ChildCache(NETWORK_POLICY, self._child_changed, UnverifiedNames(time.monotonic))
+        services = ChildCache(SERVICE, self._child_changed)
+        policies = ChildCache(NETWORK_POLICY, self._child_changed)
 
         self._namespaces: Sequence[str | None] = settings.namespaces or [None]
         follow_pods = self._reflect(PODS, pods)

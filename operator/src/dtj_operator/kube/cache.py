@@ -29,11 +29,9 @@ class Cache(Generic[V]):
     unverified  names of objects that may exist although they are not in the cache
     """
 
-    def __init__(
-        self, on_change: Callable[[Key], None] = lambda _: None, unverified: UnverifiedNames | None = None
-    ) -> None:
+    def __init__(self, on_change: Callable[[Key], None] = lambda _: None) -> None:
         self._on_change = on_change
-        self.unverified = unverified or UnverifiedNames()
+        self.unverified = UnverifiedNames()
         self._views: dict[Key, dict[str, V]] = {}
         self._tombstones: OrderedDict[str, str] = OrderedDict()  # uid -> version at which it was gone
         self._count = 0
@@ -174,11 +172,10 @@ class PodCache(Cache[PodView]):
         self,
         on_change: Callable[[Key, bool], None],
         on_reconnected: Callable[[], None] = lambda: None,
-        unverified: UnverifiedNames | None = None,
         *,
         clock: Callable[[], float],
     ) -> None:
-        super().__init__(unverified=unverified)
+        super().__init__()
         self._clock = clock
         self._on_pod, self._on_reconnected = on_change, on_reconnected
         self._on_node: dict[str, Counter[Key]] = {}

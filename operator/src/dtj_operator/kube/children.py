@@ -13,7 +13,6 @@ import msgspec
 
 from dtj_operator.kube import paths
 from dtj_operator.kube.cache import Cache
-from dtj_operator.kube.unverified import UnverifiedNames
 from dtj_operator.kube.wire import Meta, Wire, source
 from dtj_operator.model import names
 from dtj_operator.model.json import Json
@@ -92,10 +91,8 @@ class ChildCache(Cache[ChildView]):
     controller keeps editing the object.
     """
 
-    def __init__(
-        self, kind: ChildKind, on_change: Callable[[Key], None], unverified: UnverifiedNames | None = None
-    ) -> None:
-        super().__init__(on_change, unverified)
+    def __init__(self, kind: ChildKind, on_change: Callable[[Key], None]) -> None:
+        super().__init__(on_change)
         self.kind = kind
         self._reverted_at: dict[Key, float] = {}
 

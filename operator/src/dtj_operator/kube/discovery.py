@@ -28,14 +28,12 @@ async def serves_jobs(api: Api) -> bool:
     """Whether both documents name our kind in which kopf looks for it; kopf looks only once."""
     try:
         groups = decode(await api.get("/apis"))["groups"]
-        kinds = decode(await api.get(f"/apis/{names.API_VERSION}"))["resources"]
-    except ApiError as error:
-        if not isinstance(error, Unavailable):
-            return False
+    except Unavailable:
         raise
-    return any(group["name"] == names.GROUP for group in groups) and any(
-        kind["name"] == names.PLURAL for kind in kinds
-    )
+    except ApiError:
+        return False
+    listed = any(group["name"] == names.GROUP for group in groups)
+    return listed and bool(await first_served(api, (names.API_VERSION,), names.PLURAL))
 
 
 async def missing_right(api: Api, namespace: str | None) -> str:

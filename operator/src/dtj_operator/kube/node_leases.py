@@ -7,7 +7,6 @@ in a large cluster, although only a few ever matter.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from datetime import datetime
 
 import msgspec
@@ -36,14 +35,11 @@ class _Lease(Wire):
 _decode = msgspec.json.Decoder(_Lease).decode
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Reading:
+class _Reading(NodeLease, frozen=True, gc=False, kw_only=True):
     """at: when the last read started; since: when the first read that found the same renewal ended."""
 
-    renewed_at: float
-    duration_s: float
-    since: float
     at: float
+    since: float
 
 
 class NodeLeases:
@@ -71,15 +67,7 @@ class NodeLeases:
                 self._readings.pop(node, None)
             else:
                 self._readings[node] = reading
-        return {
-            node: NodeLease(
-                renewed_at=reading.renewed_at,
-                duration_s=reading.duration_s,
-                unchanged_s=max(0.0, reading.at - reading.since),
-            )
-            for node in nodes
-            if (reading := self._readings.get(node)) is not None
-        }
+        return {node: self._readings[node] for node in nodes if node in self._readings}
 
     async def _read_one(self, node: str) -> _Reading | None:
         """Read one Lease; None if that fails. Other jobs may be reading the same Lease."""
@@ -97,11 +85,13 @@ class NodeLeases:
         self._forbidden = False
         renewed_at = spec.renew_time.timestamp()
         same = before is not None and before.renewed_at == renewed_at
+        since = before.since if before is not None and same else clock()
         return _Reading(
             renewed_at=renewed_at,
             duration_s=float(spec.lease_duration_seconds),
-            since=before.since if before is not None and same else clock(),
+            unchanged_s=max(0.0, at - since),
             at=at,
+            since=since,
         )
 
     def _forbid(self, error: Refused) -> None:

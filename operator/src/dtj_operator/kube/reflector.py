@@ -12,7 +12,7 @@ from random import Random
 from typing import Generic, TypeVar
 
 from dtj_operator import metrics
-from dtj_operator.kube import pages, wire
+from dtj_operator.kube import wire
 from dtj_operator.kube.api import JSON_BODY, LIST_TIMEOUT_S, Api
 from dtj_operator.kube.cache import Cache
 from dtj_operator.kube.errors import ApiError, Expired, Refused
@@ -103,10 +103,7 @@ class Reflector(Generic[V]):
         self._cache.replace([view for view in found if view.key == key], version, key)
 
     async def _list(self, selector: str, path: str) -> tuple[list[V], str]:
-        def decode(raw: bytes) -> Page[V]:
-            return pages.decode_page(raw, self._source.decode_list, self._source.decode)
-
-        return await read_list(self._api, path, decode, selector)
+        return await read_list(self._api, path, self._source.decode_list, selector)
 
     async def _follow(self, version: str) -> None:
         """Watch from `version` until the API server no longer has its history."""
@@ -134,7 +131,7 @@ class Reflector(Generic[V]):
         try:
             view = self._source.decode(event.object)
         except wire.UNREADABLE as error:
-            pages.log_unreadable(event.object, error)
+            wire.log_unreadable(event.object, error)
             return ""
         if event.type == "DELETED":
             self._cache.remove_from_watch(view)

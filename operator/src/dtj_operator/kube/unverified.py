@@ -6,36 +6,28 @@ absence of such an object, `verify.py` reads it by name.
 """
 
 import contextlib
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Iterator
 
 from dtj_operator.model.names import Key
 
-KEEP_S = 600.0  # a leader verifies within seconds: an older name was verified by another leader
+MOST = 10_000  # jobs: a leader verifies within seconds, but a follower never does
 
 
 class UnverifiedNames:
-    """Unverified names by job; names that are not verified for a long time are dropped, as in a follower.
+    """Unverified names by job, in the order in which they were added; of many jobs, those of the latest."""
 
-    clock  returns seconds; with one that stands still no name is ever dropped
-    """
-
-    def __init__(self, clock: Callable[[], float] = lambda: 0.0) -> None:
-        self._clock = clock
-        self._names: dict[Key, dict[str, float]] = {}
-        self._order: deque[tuple[float, Key, str]] = deque()
+    def __init__(self) -> None:
+        self._names: OrderedDict[Key, dict[str, None]] = OrderedDict()
 
     def of(self, key: Key) -> tuple[str, ...]:
         return tuple(self._names.get(key, ()))
 
     def add(self, key: Key, name: str) -> None:
-        now = self._clock()
-        while self._order and self._order[0][0] < now - KEEP_S:
-            since, old_key, old_name = self._order.popleft()
-            if self._names.get(old_key, {}).get(old_name) == since:
-                self.discard(old_key, old_name)
-        self._names.setdefault(key, {})[name] = now
-        self._order.append((now, key, name))
+        self._names.setdefault(key, {})[name] = None
+        self._names.move_to_end(key)
+        if len(self._names) > MOST:
+            self._names.popitem(last=False)
 
     def discard(self, key: Key, name: str) -> None:
         """Remove a name: it is now known whether the object exists."""

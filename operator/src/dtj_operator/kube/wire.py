@@ -3,6 +3,7 @@
 Decoding ignores unknown fields, so newer API servers are not a problem.
 """
 
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ U = TypeVar("U")
 DEEPEST = 100  # levels of nesting that `pruned` keeps; no field that the operator reads is nearly as deep
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)  # what decoding can raise
 
+_log = logging.getLogger(__name__)
 _BRACKETS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
 
 
@@ -94,7 +96,9 @@ class Page(Wire, Generic[T]):
 
 @dataclass(frozen=True, kw_only=True)
 class Source(Generic[U]):
-    """A kind of objects to read, and how to decode them; both decoders raise UNREADABLE.
+    """A kind of objects to read, and how to decode them; raises UNREADABLE for an object or a whole page.
+
+    An object of a page that cannot be decoded is logged and left out: it does not spoil the others.
 
     path      of the collection, in one namespace or in all
     selector  label selector; empty: all objects
@@ -113,11 +117,34 @@ def source(kind: type[T], view: Callable[[T], U], **fields: Any) -> Source[U]:
     """Return how to read a kind whose objects are decoded and then reduced to views."""
     one, many = msgspec.json.Decoder(kind).decode, msgspec.json.Decoder(Page[kind]).decode  # type: ignore[valid-type]
 
-    def decode_page(raw: bytes) -> Page[U]:
-        page = many(raw)
-        return Page(metadata=page.metadata, listed=[view(item) for item in page.items])
+    def decode(raw: bytes | msgspec.Raw) -> U:
+        return view(one(raw))
 
-    return Source(decode=lambda raw: view(one(raw)), decode_list=decode_page, **fields)
+    def decode_page(raw: bytes) -> Page[U]:
+        try:
+            page = many(raw)
+            return Page(metadata=page.metadata, listed=[view(item) for item in page.items])
+        except UNREADABLE:
+            raw_page = decode_raw_page(raw)
+        found: list[U] = []
+        for item in raw_page.items:
+            try:
+                found.append(decode(item))
+            except UNREADABLE as error:
+                log_unreadable(item, error)
+        return Page(metadata=raw_page.metadata, listed=found)
+
+    return Source(decode=decode, decode_list=decode_page, **fields)
+
+
+def log_unreadable(raw: msgspec.Raw, error: Exception) -> None:
+    """Log that an object cannot be decoded, with its name if that can be read."""
+    try:
+        meta = decode_named(raw).metadata
+        name = f"{meta.namespace}/{meta.name}"
+    except UNREADABLE:
+        name = ""
+    _log.warning("ignoring an object that cannot be decoded", extra={"object": name, "error": str(error)})
 
 
 class WatchEvent(Wire):

@@ -1,18 +1,11 @@
-"""How long a name is unverified."""
+"""How long a name is unverified, and how many are remembered."""
 
 import pytest
 
-from dtj_operator.kube.unverified import KEEP_S, UnverifiedNames
+from dtj_operator.kube.unverified import MOST, UnverifiedNames
 from dtj_operator.model.names import Key
 
 KEY, OTHER = Key("a", "b"), Key("a", "c")
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_name_stays_until_it_is_discarded() -> None:
@@ -41,14 +34,14 @@ def test_name_that_is_added_during_the_read_stays() -> None:
     assert unverified.of(KEY) == ("b-0",)
 
 
-def test_old_names_are_dropped() -> None:
-    clock = Clock()
-    unverified = UnverifiedNames(clock)
-    unverified.add(KEY, "b-0")
-    unverified.add(KEY, "b-1")
-    clock.now = KEEP_S / 2
-    unverified.add(KEY, "b-1")
-    clock.now = KEEP_S + 1
+def test_names_of_the_oldest_job_are_dropped_because_a_follower_never_verifies_any() -> None:
+    unverified = UnverifiedNames()
     unverified.add(OTHER, "c-0")
+    unverified.add(KEY, "b-0")
+    for number in range(MOST - 2):
+        unverified.add(Key("many", str(number)), "x")
+    unverified.add(OTHER, "c-1")
+    assert (unverified.of(KEY), unverified.of(OTHER)) == (("b-0",), ("c-0", "c-1"))
 
-    assert (unverified.of(KEY), unverified.of(OTHER)) == (("b-1",), ("c-0",))
+    unverified.add(Key("many", "last"), "x")
+    assert (unverified.of(KEY), unverified.of(OTHER)) == ((), ("c-0", "c-1"))

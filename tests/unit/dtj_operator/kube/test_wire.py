@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from dtj_operator.kube import pages, pods, wire
+from dtj_operator.kube import pods, wire
 from dtj_operator.kube.wire import DEEPEST
 
 DEPTH = 10_000  # levels that the API server accepts
@@ -61,7 +61,7 @@ def test_object_that_cannot_be_decoded_is_left_out_of_its_page(
 ) -> None:
     good = '{"metadata": {"name": "good"}}'
     raw = f'{{"metadata": {{"resourceVersion": "7"}}, "items": [{pod}, {good}]}}'
-    page = pages.decode_page(raw.encode(), pods.PODS.decode_list, pods.PODS.decode)
+    page = pods.PODS.decode_list(raw.encode())
 
     assert [view.name for view in page.items] == ["good"]
     assert page.metadata.resource_version == "7"
@@ -70,4 +70,4 @@ def test_object_that_cannot_be_decoded_is_left_out_of_its_page(
 
 def test_page_that_is_not_json_raises() -> None:
     with pytest.raises(msgspec.DecodeError):
-        pages.decode_page(b"<html>", pods.PODS.decode_list, pods.PODS.decode)
+        pods.PODS.decode_list(b"<html>")
