@@ -421,6 +421,25 @@ def test_state_of_another_optimizer_is_refused(change: Any, message: str, is_sha
         parts.load(state, None)
 
 
+def test_optimizer_of_layers_in_another_order_is_refused() -> None:
+    """Its state has only numbers: each parameter would get the state of another one of the same shape."""
+
+    def parts_of(*layers: str) -> Parts:
+        model = nn.ModuleDict({name: nn.Linear(2, 2) for name in layers})
+        parts = Parts(Strategy(Layout(strategy="none", sizes={}, rank=0), torch.device("cpu")))
+        parts.register({"net": model, "opt": torch.optim.Adam(model.parameters())})
+        return parts
+
+    saved = parts_of("query", "key").state(3)
+    parts_of("query", "key").load(saved, None)
+    with pytest.raises(RecipeError) as raised:
+        parts_of("key", "query").load(saved, None)
+    assert raised.value.what == (
+        "opt does not fit the checkpoint of step 3: its parameter 0 is net.key.weight, "
+        "in the checkpoint net.query.weight"
+    )
+
+
 def test_tensors_in_lists_are_sharded_as_those_in_dicts() -> None:
     """As of a moving average that a program keeps in a list: rank 0 has only its own shards of it."""
     here, there = torch.ones(2), torch.empty(2, device="meta")

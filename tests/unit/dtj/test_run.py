@@ -297,3 +297,13 @@ def test_steps_look_ahead_once_a_step_is_queued_and_never_beyond_the_last(
         *("step on [5, 6, 7, 8, 9], at 5", *first, "after the step"),
         *("step on [0, 1, 2, 3, 4], at 10", "after the step"),
     ]
+
+
+def test_state_of_an_optimizer_has_the_order_of_the_model(capfd: pytest.CaptureFixture[str]) -> None:
+    run = dtj.init(device="cpu")
+    model = run.parallel(nn.Linear(3, 1))
+    weight, bias = model.parameters()
+    opt = torch.optim.SGD([bias, weight])
+    run.state(model=model, opt=opt)
+    assert opt.param_groups[0]["params"][0] is weight
+    assert "no checkpoint folder" in capfd.readouterr().err

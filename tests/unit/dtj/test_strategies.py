@@ -241,6 +241,24 @@ def test_optimizer_of_parameters_that_are_not_trained_is_found() -> None:
     assert strategy.check_optimizer("opt", torch.optim.SGD([own])) == ""
 
 
+def test_parameters_of_an_optimizer_get_the_order_of_the_models() -> None:
+    """Of a set, each process has another order; checkpoints and other ranks know them by number only."""
+    strategy, model = Strategy(grid("ddp", ""), CPU), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    strategy.add(model, is_healing=False)
+    own, (one, two, three, four) = nn.Parameter(torch.ones(3)), model.parameters()
+    groups: list[dict[str, Any]] = [
+        {"params": [("x", own), ("d", three), ("c", one)]},
+        {"params": [("b", four), ("a", two)], "lr": 1.0},
+    ]
+    opt = torch.optim.SGD(groups)
+    strategy.order_parameters(opt)
+    first, second = opt.param_groups
+    assert all(a is b for a, b in zip(first["params"], [one, three, own], strict=True))
+    assert all(a is b for a, b in zip(second["params"], [two, four], strict=True))
+    assert (first["param_names"], second["param_names"]) == (["c", "d", "x"], ["a", "b"])
+    assert second["lr"] == 1.0
+
+
 def test_models_that_share_a_parameter_are_refused() -> None:
     strategy, layer = Strategy(grid("ddp", ""), CPU), nn.Linear(1, 1)
     strategy.add(nn.Sequential(layer), is_healing=False)

@@ -259,6 +259,9 @@ class Run:
         """
         if self._checkpointer.parts.user_parts:
             raise RecipeError("run.state was called twice", fix="name all parts in one call")
+        for part in parts.values():
+            if isinstance(part, torch.optim.Optimizer):
+                self._strategy.order_parameters(part)
         self._checkpointer.parts.register(
             {
                 name: self._strategy.unwrap(part) if isinstance(part, nn.Module) else part

@@ -107,6 +107,7 @@ class Parts:
                 f"but run.state names {', '.join(sorted(self.user_parts))}",
                 fix="name the same parts, or start a new run without the checkpoint",
             )
+        self._check_parameters(state)
         extras = state.get("extras", {})
         wanted = {name: part for name, part in self._all.items() if name in self.user_parts or name in extras}
         found = self._for_this_rank(state["parts"] | extras, wanted, shards)
@@ -159,12 +160,39 @@ class Parts:
             "step": step,
             "parts": {name: states[name] for name in self.user_parts},
             "extras": {name: states[name] for name in self.internal_parts},
+            "parameters": self._names_of_parameters(),
             "tied": {
                 name: self._strategy.tied[part]
                 for name, part in self.user_parts.items()
                 if isinstance(part, nn.Module) and self._strategy.tied.get(part)
             },
         }
+
+    def _names_of_parameters(self) -> dict[str, list[str]]:
+        """Of each optimizer, in the order in which its state has numbers; "" for one of no model."""
+        models = {name: part for name, part in self.user_parts.items() if isinstance(part, nn.Module)}
+        names = {p: f"{part}.{name}" for part, each in models.items() for name, p in each.named_parameters()}
+        return {
+            name: [names.get(p, "") for group in part.param_groups for p in group["params"]]
+            for name, part in self.user_parts.items()
+            if isinstance(part, torch.optim.Optimizer)
+        }
+
+    def _check_parameters(self, state: Mapping[str, Any]) -> None:
+        """RecipeError if an optimizer has others, or in another order: each would get the state of another.
+
+        Its number of parameters is checked by the optimizer itself.
+        """
+        saved = state.get("parameters", {})
+        for part, names in self._names_of_parameters().items():
+            for number, pair in enumerate(zip(names, saved.get(part, ()), strict=False)):
+                if pair[0] != pair[1]:
+                    is_one, was_one = (name or "of no model" for name in pair)
+                    raise RecipeError(
+                        f"{part} does not fit the checkpoint of step {state['step']}: its parameter {number} "
+                        f"is {is_one}, in the checkpoint {was_one}",
+                        fix="define the layers in the same order, or start a new run without the checkpoint",
+                    )
 
     def _for_this_rank(
         self, whole: dict[str, Any], parts: Mapping[str, Any], shards: Location | None

@@ -4,6 +4,7 @@ wrap -> for each step: accumulate (forward and backward of all micro-batches), e
 """
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -128,6 +129,18 @@ class Strategy:
             f"({len(others)}, the first of shape {others[0]}): their gradients are not averaged over ranks\n"
             "  fix: make it a parameter of such a model, before run.parallel and the optimizer"
         )
+
+    def order_parameters(self, optimizer: torch.optim.Optimizer) -> None:
+        """Put its parameters into the order of the models, since its state has no names, only numbers.
+
+        The program may have collected them in a set, which has another order in each process.
+        """
+        places = {parameter: place for place, parameter in enumerate(self.parameters)}
+        for group in optimizer.param_groups:
+            order = [places.get(parameter, len(places)) for parameter in group["params"]]
+            for name in group.keys() & {"params", "param_names"}:
+                pairs = sorted(zip(order, group[name], strict=True), key=operator.itemgetter(0))
+                group[name][:] = [each for _, each in pairs]
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         """The model as it is trained, on the device.
