@@ -21,6 +21,7 @@ BY_THE_OPERATOR = re.compile(  # names of variables that it sets; the CRD refuse
     r"(PET|DTJ)_.*|MASTER_(ADDR|PORT)|(LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|NNODES|NPROC_PER_NODE"
 )
 UNPACKER = "code"  # name of the init container
+SMALLEST_MEMORY = 2**20  # bytes; less is a number without its unit
 CODE_FOLDER = "/code"  # where the archive is mounted
 WORK_FOLDER = "/app"  # where the program runs
 ARCHIVE = "code.tar.gz"
@@ -88,6 +89,10 @@ class Request:
                 raise ClientError(
                     f"{name}: {amount!r} is not an amount", "write a number, or such as 500m, 16Gi or 16G"
                 )
+        if self.memory.isdecimal() and int(self.memory) < SMALLEST_MEMORY:
+            raise ClientError(
+                f"memory: {self.memory} is a number of bytes", f"write the unit, such as {self.memory}Gi"
+            )
         for source in self.env_from:
             found = _SOURCE.fullmatch(source)
             if not found or bool(found["variable"]) != bool(found["key"]):

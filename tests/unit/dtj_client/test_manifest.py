@@ -128,6 +128,7 @@ def test_code_goes_with_the_job() -> None:
     ("field", "said"),
     [
         ({"memory": "16GB"}, "memory: '16GB' is not an amount\n  fix: write a number, or such as 500m, 16Gi"),
+        ({"memory": "16"}, "memory: 16 is a number of bytes\n  fix: write the unit, such as 16Gi"),
         ({"cpu": "-1"}, "cpu: '-1' is not an amount"),
         (
             {"env_from": ["s3-login"]},
