@@ -46,6 +46,11 @@ def test_job_that_started_when_it_was_created_did_not_wait() -> None:
     ]
 
 
+def test_job_that_failed_within_the_second_of_its_creation_has_a_segment() -> None:
+    """The page draws its bar from the first one."""
+    assert segments({"startTime": at(0), "phase": "Failed"}, ("Failed", at(0))) == [("Waiting", at(0), at(0))]
+
+
 def test_time_before_a_suspension_is_not_shown_as_waiting() -> None:
     assert segments({"attempt": 1}, ("Suspended", at(5)))[0] == ("Unseen", at(0), at(5))
     resumed = {"type": "Suspended", "status": "False", "lastTransitionTime": at(7)}

@@ -20,12 +20,12 @@ def timeline(job: Json, phases: Sequence[tuple[str, str]], events: Sequence[Json
 
 
 def _segments(job: Json, phases: Sequence[tuple[str, str]]) -> Iterator[Json]:
-    """A segment without an end lasts until now."""
+    """A segment without an end lasts until now. There is one, also of a job that failed within a second."""
     ends = [*(at for _, at in phases[1:]), None]
     seen = [(phase, at, end) for (phase, at), end in zip(phases, ends, strict=False) if phase not in FINAL]
-    for phase, at, end in (*_before(job, phases[0][1] if phases else None), *seen):
-        if at != end:
-            yield {"phase": phase, "from": at, "to": end}
+    every = (*_before(job, phases[0][1] if phases else None), *seen)
+    for phase, at, end in [each for each in every if each[1] != each[2]] or every[:1]:
+        yield {"phase": phase, "from": at, "to": end}
 
 
 def _before(job: Json, first: str | None) -> Iterator[tuple[str, str, str | None]]:
