@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from dtj_client.errors import (
     UnreachableError,
 )
 from dtj_client.progress import Progress, ignore
+from dtj_client.stderr import heard
 
 Json = dict[str, Any]
 GROUP, VERSION = "dtj.dev", "v1alpha1"
@@ -185,30 +185,41 @@ class Kubectl:
     def run(self, *words: str, given: str | None = None) -> str:
         """Return what kubectl prints; `given` is its standard input. Raises ClientError if it fails."""
         # A command with an input changes the cluster. In a session of its own, Ctrl-C does not kill it.
-        done = subprocess.run(
-            self.command(*words),
-            input=None if given is None else given.encode(),
-            capture_output=True,
-            check=False,
-            start_new_session=given is not None,
-        )
-        if done.returncode:
-            raise self.error(done.stderr)
-        return done.stdout.decode(errors="replace")  # as text, Python would read \r as the end of a line
+        with (
+            heard() as said,
+            subprocess.Popen(
+                self.command(*words),
+                stdin=None if given is None else subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=said.fileno(),
+                start_new_session=given is not None,
+            ) as process,
+        ):
+            try:
+                out, _ = process.communicate(None if given is None else given.encode())
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode:
+            raise self.error(said.text)
+        return out.decode(errors="replace")  # as text, Python would read \r as the end of a line
 
     def send(self, data: bytes, *words: str, progress: Progress = ignore) -> None:
         """Run kubectl with the bytes as its standard input. Raises ClientError if it fails."""
-        with subprocess.Popen(
-            self.command(*words), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        ) as process:
+        with (
+            heard() as said,
+            subprocess.Popen(
+                self.command(*words), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said.fileno()
+            ) as process,
+        ):
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # it has failed, or needs no more
                 for start in range(0, len(data), _BLOCK):
                     process.stdin.write(data[start : start + _BLOCK])
                     progress(min(start + _BLOCK, len(data)), len(data))
-            _, said = process.communicate()
+            process.communicate()
         if process.returncode:
-            raise self.error(said)
+            raise self.error(said.text)
 
     def may(self, verb: str, kind: str) -> bool:
         """Whether the user has a right in the namespace."""
@@ -240,12 +251,13 @@ class Kubectl:
 
         Its notes, such as that there is nothing to list, come last.
         """
-        done = subprocess.run(self.command(*words), stderr=subprocess.PIPE, check=False)
+        with heard() as said:
+            done = subprocess.run(self.command(*words), stderr=said.fileno(), check=False)
         if done.returncode == -signal.SIGPIPE:  # as in: kubectl dtj get -o yaml | head
             raise BrokenPipeError(errno.EPIPE, "the reader has closed the pipe")
         if done.returncode:
-            raise self.error(done.stderr)
-        sys.stderr.write(done.stderr.decode(errors="replace"))
+            raise self.error(said.text)
+        said.show()
 
     def job(self, name: str) -> Json:
         """Return a job."""
