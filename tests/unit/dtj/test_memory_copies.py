@@ -13,8 +13,8 @@ from torch import nn
 from dtj.checkpoint.checkpointer import Checkpointer
 from dtj.copies import buddy, slot, space
 from dtj.copies.buddy import Address
-from dtj.copies.memory_copies import Age, MemoryCopies, choose
-from dtj.copies.slot import Label, Slot
+from dtj.copies.memory_copies import MemoryCopies, choose
+from dtj.copies.slot import Age, Label, Slot
 from dtj.errors import CheckpointError
 from dtj.parallel.layout import Layout
 from dtj.parallel.strategy import Strategy
@@ -293,17 +293,17 @@ def test_without_an_agent_there_are_no_copies() -> None:
 @pytest.mark.parametrize(
     ("rows", "saved", "expected"),
     [
-        pytest.param([[(1, 4), (1, 6)], [(1, 6), (1, 4)]], -1, [(1, 6), (1, 4)], id="newest first"),
-        pytest.param([[(1, 4), (1, 6)], [(1, 4), None]], -1, [(1, 4)], id="a rank died while it copied"),
-        pytest.param([[(2, 3), (1, 6)], [(2, 3), (1, 6)]], -1, [(2, 3), (1, 6)], id="generation before step"),
-        pytest.param([[(1, 6), None], [(2, 6), None]], -1, [], id="the same step of two generations"),
-        pytest.param([[(1, 4), (1, 6)], [(1, 4), (1, 6)]], 5, [(1, 6)], id="not older than the checkpoint"),
-        pytest.param([[(1, 4), None], [None, None]], -1, [], id="a rank has none"),
+        pytest.param([{(1, 4), (1, 6)}, {(1, 6), (1, 4)}], -1, [(1, 6), (1, 4)], id="newest first"),
+        pytest.param([{(1, 4), (1, 6)}, {(1, 4)}], -1, [(1, 4)], id="a rank died while it copied"),
+        pytest.param([{(2, 3), (1, 6)}, {(2, 3), (1, 6)}], -1, [(2, 3), (1, 6)], id="generation before step"),
+        pytest.param([{(1, 6)}, {(2, 6)}], -1, [], id="the same step of two generations"),
+        pytest.param([{(1, 4), (1, 6)}, {(1, 4), (1, 6)}], 5, [(1, 6)], id="not older than the checkpoint"),
+        pytest.param([{(1, 4)}, set()], -1, [], id="a rank has none"),
     ],
 )
-def test_choice(rows: list[list[Age | None]], saved: int, expected: list[Age]) -> None:
+def test_choice(rows: list[set[Age]], saved: int, expected: list[Age]) -> None:
     assert choose(rows, saved=saved)[0] == expected
 
 
 def test_reason_for_no_choice_names_the_rank() -> None:
-    assert choose([[(1, 4)], [None]], saved=-1) == ([], "rank 1 has no copy of its state")
+    assert choose([{(1, 4)}, set()], saved=-1) == ([], "rank 1 has no copy of its state")

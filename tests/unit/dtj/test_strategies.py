@@ -110,7 +110,7 @@ CPU = torch.device("cpu")
 )
 def test_model_that_cannot_be_split_is_refused(strategy: Any, model: nn.Module, message: str) -> None:
     with pytest.raises(RecipeError, match=f"(?s){message}"):
-        strategy.wrap(model)
+        strategy.add(model, is_healing=False)
 
 
 @pytest.mark.parametrize(

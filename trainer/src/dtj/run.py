@@ -31,7 +31,7 @@ from dtj.data.splitter import Splitter
 from dtj.errors import RecipeError
 from dtj.healing.recovery import Recovery
 from dtj.parallel.parallelize import parallelize
-from dtj.parallel.strategy import Strategy
+from dtj.parallel.strategy import Strategy, unwrap
 from dtj.ranks import exchange, random_state
 from dtj.ranks.process_groups import ProcessGroups
 from dtj.ranks.stop import StopFlag
@@ -263,10 +263,7 @@ class Run:
             if isinstance(part, torch.optim.Optimizer):
                 self._strategy.order_parameters(part)
         self._checkpointer.parts.register(
-            {
-                name: self._strategy.unwrap(part) if isinstance(part, nn.Module) else part
-                for name, part in parts.items()
-            }
+            {name: unwrap(part) if isinstance(part, nn.Module) else part for name, part in parts.items()}
         )
         for name, part in parts.items():
             if isinstance(part, torch.optim.Optimizer) and (
@@ -565,7 +562,7 @@ class Run:
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The model that was passed to `parallel`, e.g. to call a method of it that is not forward."""
-        return self._strategy.unwrap(model)
+        return unwrap(model)
 
     def keep_best(self, score: float) -> None:
         """Save a checkpoint of this step if its score is the highest yet; it is kept besides the newest ones.

@@ -19,7 +19,7 @@ from dtj import contract
 from dtj.checkpoint.checkpointer import Checkpointer
 from dtj.copies import buddy, slot, space, tree
 from dtj.copies.buddy import Address
-from dtj.copies.slot import Label, Slot
+from dtj.copies.slot import Age, Label, Slot
 from dtj.errors import CheckpointError, DtjError
 from dtj.parallel.layout import Layout
 from dtj.ranks import exchange
@@ -37,9 +37,7 @@ _BUDDY_WAIT_S = 30.0
 # Of the memory that is left: as much again stays free for training to grow.
 _USABLE = 0.5
 _GIB = 1 << 30
-# (generation, step) of a copy; greater is newer
-Age = tuple[int, int]
-_NONE: Age = (-1, -1)
+_NONE = slot.age(None)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -110,12 +108,14 @@ class MemoryCopies:
         if self.every == 0 or self.label.generation == 1:
             return None
         self._fetch()
-        held = {_age(label): each for each in self.slots if (label := each.label()) and self._is_own(label)}
+        held = {
+            slot.age(label): each for each in self.slots if (label := each.label()) and self._is_own(label)
+        }
         ages = [*sorted(held, reverse=True), _NONE, _NONE]
         saved = self.checkpointer.newest_saved()
         mine = [*ages[0], *ages[1], -1 if saved is None else saved]
         table = exchange.all_gather_numbers(mine, group=group)
-        rows = [(_known(row[0:2]), _known(row[2:4])) for row in table]
+        rows = [{(row[0], row[1]), (row[2], row[3])} - {_NONE} for row in table]
         candidates, why = choose(rows, saved=table[0][4])
         for age in candidates:
             state, problem = self._read(held[age])
@@ -126,7 +126,7 @@ class MemoryCopies:
                 self._load(state, age)
                 return age[1]
             why = f"the copy of step {age[1]} of rank {damaged[0]} is damaged"
-        if any(any(row) for row in rows):
+        if any(rows):
             self.say(f"not resuming from memory: {why}")
         return None
 
@@ -236,27 +236,17 @@ def of_rank(
     )
 
 
-def choose(rows: Sequence[Sequence[Age | None]], *, saved: int) -> tuple[list[Age], str]:
+def choose(rows: Sequence[set[Age]], *, saved: int) -> tuple[list[Age], str]:
     """The copies that all ranks have and that are not older than the checkpoint, newest first; else why not.
 
     rows   for each rank the copies that it holds
     saved  step of the newest checkpoint, -1 if there is none
     """
-    held = [{age for age in row if age is not None} for row in rows]
-    empty = [rank for rank, ages in enumerate(held) if not ages]
+    empty = [rank for rank, ages in enumerate(rows) if not ages]
     if empty:
         return [], f"rank {empty[0]} has no copy of its state"
-    common = set.intersection(*held)
+    common = set.intersection(*rows)
     if not common:
         return [], "the copies of the ranks are of different steps"
     found = sorted((age for age in common if age[1] >= saved), reverse=True)
     return found, f"the checkpoint of step {saved} is newer than the copies"
-
-
-def _age(label: Label) -> Age:
-    return label.generation, label.step
-
-
-def _known(numbers: Sequence[int]) -> Age | None:
-    age = (numbers[0], numbers[1])
-    return None if age == _NONE else age

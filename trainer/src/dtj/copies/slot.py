@@ -43,6 +43,10 @@ class Label:
     step: int = 0
 
 
+# (generation, step) of a copy; greater is newer
+Age = tuple[int, int]
+
+
 class Header(NamedTuple):
     """A label with the length and the checksum of the payload, as they are in memory and on the wire."""
 
@@ -172,8 +176,8 @@ def by_age(slots: Iterable[Slot]) -> Sequence[Slot]:
     return sorted(slots, key=lambda slot: age(slot.label()))
 
 
-def age(label: Label | None) -> tuple[int, int]:
-    """Greater is newer; no copy is the oldest."""
+def age(label: Label | None) -> Age:
+    """No copy is the oldest."""
     return (label.generation, label.step) if label else (-1, -1)
 
 

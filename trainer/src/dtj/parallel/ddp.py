@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dtj.errors import RecipeError
 from dtj.parallel.layout import Layout
-from dtj.parallel.strategy import Strategy, check_trainable, is_on_several_devices, move_to_device
+from dtj.parallel.strategy import Strategy, is_on_several_devices, move_to_device
 
 _BUFFERS = "forward_sync_buffers"
 if _BUFFERS not in signature(DistributedDataParallel).parameters:
@@ -42,7 +42,6 @@ class DataParallel(Strategy):
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         """The model in DDP: with rank 0's weights, and gradients that are averaged over all ranks."""
-        check_trainable(model)
         model = move_to_device(model, self.device)
         return RebuildableDDP(
             model, device=self.device, hook=self._hook, init_sync=not is_healing, **self.ddp_options

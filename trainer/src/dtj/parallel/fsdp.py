@@ -13,7 +13,7 @@ from torch import nn
 
 from dtj.errors import RecipeError
 from dtj.parallel.layout import Layout
-from dtj.parallel.strategy import Strategy, blocks, broadcast_weights, check_trainable, make_mesh
+from dtj.parallel.strategy import Strategy, blocks, broadcast_weights, make_mesh
 
 
 class FullyShard(Strategy):
@@ -36,7 +36,6 @@ class FullyShard(Strategy):
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         """Shard the model in place, block by block, so that no device ever holds the whole model."""
-        check_trainable(model)
         broadcast_weights(model, self.device)
         mesh = make_mesh(self.layout, self.device)
         shard(model, mesh, half=self._half)

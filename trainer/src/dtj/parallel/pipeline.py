@@ -21,7 +21,7 @@ from dtj.errors import RecipeError
 from dtj.parallel.average import average_gradients
 from dtj.parallel.layout import Layout
 from dtj.parallel.stages import keep_own, split_into_stages, users_of
-from dtj.parallel.strategy import Strategy, WeightedLoss, broadcast_weights, check_trainable, make_mesh
+from dtj.parallel.strategy import Strategy, WeightedLoss, broadcast_weights, make_mesh
 from dtj.ranks import exchange
 from dtj.ranks.world import set_collective_timeout
 
@@ -44,7 +44,6 @@ class Pipeline(Strategy):
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         """The same module, without the weights of other stages; calling it runs the whole pipeline."""
-        check_trainable(model)
         if self._own:
             raise RecipeError(
                 "--parallel pp: run.parallel was called for a second model", fix="use one nn.Module for all"

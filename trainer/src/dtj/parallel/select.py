@@ -61,21 +61,20 @@ def _check(settings: Settings, layout: Layout) -> None:
     flags = [f"--sync {policy}"] if policy != "every" else []
     flags += [f"--devices {settings.devices}"] if settings.devices > 1 else []
     flags += [f"--compress {settings.compress.name}"] if settings.compress else []
-    if settings.check_every and layout.strategy not in {"none", "ddp", "zero1"}:
-        raise RecipeError(
-            f"--check-every does not work with --parallel {layout.strategy}: the ranks hold different parts",
-            fix="use --parallel ddp or zero1, or leave --check-every out",
-        )
-    if settings.reduce_once and layout.strategy not in {"none", "fsdp", "hsdp"}:
-        raise RecipeError(
-            f"--reduce-once does not work with --parallel {layout.strategy}",
-            fix="use --parallel fsdp or hsdp, or leave --reduce-once out",
-        )
-    if flags and layout.strategy not in {"none", "ddp"}:
-        raise RecipeError(
-            f"{flags[0]} does not work with --parallel {layout.strategy}",
-            fix=f"use --parallel ddp, or leave {flags[0].split()[0]} out",
-        )
+    for flag, strategies, why in (
+        (
+            "--check-every" if settings.check_every else "",
+            ("ddp", "zero1"),
+            ": the ranks hold different parts",
+        ),
+        ("--reduce-once" if settings.reduce_once else "", ("fsdp", "hsdp"), ""),
+        (flags[0] if flags else "", ("ddp",), ""),
+    ):
+        if flag and layout.strategy not in {"none", *strategies}:
+            raise RecipeError(
+                f"{flag} does not work with --parallel {layout.strategy}{why}",
+                fix=f"use --parallel {' or '.join(strategies)}, or leave {flag.split()[0]} out",
+            )
     keeps = {"stale", "powersgd", "topk"} & {policy, settings.compress.name if settings.compress else ""}
     if keeps and settings.precision == "fp16":
         raise RecipeError(

@@ -72,13 +72,20 @@ class Strategy:
     def add(self, model: nn.Module, *, is_healing: bool, load: LoadWeights | None = None) -> nn.Module:
         """Wrap a model and add it to the trained ones; `load` gives it weights from a file.
 
-        RecipeError if it shares a parameter with one of those, whose gradient would be averaged twice.
+        RecipeError if it shares a parameter with one of those, whose gradient would be averaged twice, or if
+        it has none to train.
         """
         known = set(self.parameters)
         if shared := next((name for name, p in model.named_parameters() if p in known), None):
             raise RecipeError(
                 f"run.parallel got a model that shares {shared} with an earlier one",
                 fix="pass one module that holds both, and calls them in its forward",
+            )
+        if self.layout.strategy != "none" and not any(p.requires_grad for p in model.parameters()):
+            raise RecipeError(
+                f"{type(model).__name__} has no parameter that requires a gradient: there is nothing to "
+                "train",
+                fix="unfreeze a layer, or leave the model out of run.parallel",
             )
         self._replaced.update({id(p): p for p in model.parameters()})
         if load and not self.loads_shards:
@@ -153,10 +160,6 @@ class Strategy:
     def rebuild(self) -> None:
         """Called after a change of process groups, before the next forward."""
 
-    def unwrap(self, model: nn.Module) -> nn.Module:
-        """The user's own module, whose state has no prefix, neither of a wrapper nor of torch.compile."""
-        return unwrap(model)
-
     def accumulate(self, weighted_loss: WeightedLoss, micro_batches: Sequence[Any]) -> torch.Tensor:
         """Forward and backward of this rank's micro-batches; `end_backward` follows.
 
@@ -216,7 +219,7 @@ class Strategy:
         Afterwards each module has the mode that it had: a frozen layer may be in eval mode all the time.
         """
         for model in self.models:
-            self.broadcast_buffers(self.unwrap(model))
+            self.broadcast_buffers(unwrap(model))
         training = [module for model in self.models for module in model.modules() if module.training]
         for model in self.models:
             model.eval()
@@ -234,7 +237,7 @@ class Strategy:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The user's own module in what `run.parallel` or torch.compile returned."""
+    """The user's own module in what `run.parallel` or torch.compile returned: its state has no prefix."""
     model = getattr(model, "_orig_mod", model)
     return model.module if isinstance(model, DistributedDataParallel) else model
 
@@ -278,7 +281,6 @@ class Replicated(Strategy):
         self.weights: list[nn.Parameter] = []
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
-        check_trainable(model)
         broadcast_weights(model, self.device)
         model = super().wrap(model, is_healing=is_healing)
         self.weights += [p for p in model.parameters() if p.requires_grad]
@@ -338,15 +340,6 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     else:
         walk(model)
     return list(dict.fromkeys(found))
-
-
-def check_trainable(model: nn.Module) -> None:
-    """Raise RecipeError if no parameter requires a gradient."""
-    if not any(p.requires_grad for p in model.parameters()):
-        raise RecipeError(
-            f"{type(model).__name__} has no parameter that requires a gradient: there is nothing to train",
-            fix="unfreeze a layer, or leave the model out of run.parallel",
-        )
 
 
 def check_model(model: nn.Module) -> None:

@@ -20,7 +20,7 @@ from dtj.errors import RecipeError
 from dtj.parallel.average import average_gradients
 from dtj.parallel.fsdp import shard
 from dtj.parallel.layout import Layout
-from dtj.parallel.strategy import Strategy, blocks, broadcast_weights, check_trainable, make_mesh
+from dtj.parallel.strategy import Strategy, blocks, broadcast_weights, make_mesh
 
 
 class TensorParallel(Strategy):
@@ -33,7 +33,6 @@ class TensorParallel(Strategy):
         """Shard the model in place, by its tensor_plan."""
         from torch.distributed.tensor.parallel import parallelize_module  # noqa: PLC0415
 
-        check_trainable(model)
         plan = self._plan(model)
         broadcast_weights(model, self.device)
         model._apply(  # type: ignore[no-untyped-call]
