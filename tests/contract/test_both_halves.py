@@ -78,8 +78,9 @@ def test_local_replicas_get_the_environment_of_pods(processes: int, elastic: dic
     job = JobBuilder().wants(**wants, **({"elastic": elastic} if elastic else {}))
     raw = job.raw()
     raw["spec"]["template"]["spec"]["containers"][0]["args"] = ["run", "train.py"]
-    place = local.Place(index=1, uid=raw["metadata"]["uid"], port=29500, agent_port=29400)
-    found, expected = local.environment(local.parse(raw), place), environment_of(job, replica=1)
+    uid = raw["metadata"]["uid"]
+    found = local.environment(local.parse(raw), index=1, uid=uid, port=29500, agent_port=29400)
+    expected = environment_of(job, replica=1)
     own = {name for name in expected if name in {"MASTER_ADDR", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT"}}
     own |= {"DTJ_MAX_RESTARTS", "DTJ_HIGHEST_STEP", "DTJ_ATTEMPT"}
     assert {k: v for k, v in found.items() if k not in own} == {

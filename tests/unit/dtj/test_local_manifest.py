@@ -8,7 +8,7 @@ import yaml
 
 from dtj.cli import commands as cli
 from dtj.errors import RecipeError
-from dtj.local.manifest import LocalJob, Place, environment, expand, load, parse
+from dtj.local.manifest import LocalJob, environment, expand, load, parse
 from dtj.local.replicas import is_lost, words
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -23,7 +23,7 @@ def job(
 
 
 def variables(found: LocalJob, index: int = 0, lost: int = 0) -> dict[str, str]:
-    return environment(found, Place(index=index, uid="u", port=5000, agent_port=6000, lost=lost))
+    return environment(found, index=index, uid="u", port=5000, agent_port=6000, lost=lost)
 
 
 @pytest.mark.parametrize(

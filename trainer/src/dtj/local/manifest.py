@@ -60,30 +60,9 @@ class LocalJob:
     ignored: tuple[str, ...]
 
     @property
-    def is_elastic(self) -> bool:
-        return self.limits[0] < self.limits[1]
-
-    @property
     def runs_dtj(self) -> bool:
         """Its replicas are agents, which heal failed ranks."""
         return posixpath.basename(self.command[0]) == "dtj"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where one replica runs.
-
-    uid         of the job
-    port        of replica 0 for the other replicas
-    agent_port  of this replica for /status
-    lost        replicas of the job that were replaced so far
-    """
-
-    index: int
-    uid: str
-    port: int
-    agent_port: int
-    lost: int = 0
 
 
 def load(path: str) -> LocalJob:
@@ -171,35 +150,43 @@ def parse(manifest: Mapping[str, Any], *, others: Sequence[str] = ()) -> LocalJo
     return job
 
 
-def environment(job: LocalJob, place: Place) -> dict[str, str]:
-    """The variables of docs/contract.md for a replica, then those of the container, as in a pod."""
+def environment(
+    job: LocalJob, *, index: int, uid: str, port: int, agent_port: int, lost: int = 0
+) -> dict[str, str]:
+    """The variables of docs/contract.md for replica `index`, then those of the container, as in a pod.
+
+    uid         of the job
+    port        of replica 0 for the other replicas
+    agent_port  of this replica for /status
+    lost        replicas of the job that were replaced so far
+    """
     ranks = job.replicas * job.processes
-    left = max(0, job.max_restarts - place.lost)
+    left = max(0, job.max_restarts - lost)
     values: dict[str, object] = {
         contract.MASTER_ADDR: LOOPBACK,
-        contract.MASTER_PORT: place.port,
+        contract.MASTER_PORT: port,
         contract.WORLD_SIZE: ranks,
-        contract.NODE_RANK: place.index,
+        contract.NODE_RANK: index,
         contract.NNODES: job.replicas,
         contract.NPROC_PER_NODE: job.processes,
         "PET_NPROC_PER_NODE": job.processes,
-        "PET_NODE_RANK": place.index,
+        "PET_NODE_RANK": index,
         "PET_MASTER_ADDR": LOOPBACK,
-        "PET_MASTER_PORT": place.port,
+        "PET_MASTER_PORT": port,
         "PET_NNODES": job.replicas,
         "PET_MAX_RESTARTS": 0,
         contract.JOB: job.name,
         "DTJ_NAMESPACE": job.namespace,
-        contract.JOB_UID: place.uid,
+        contract.JOB_UID: uid,
         contract.ATTEMPT: 0,
-        contract.REPLICA_INDEX: place.index,
+        contract.REPLICA_INDEX: index,
         "DTJ_REPLICAS": job.replicas,
         contract.MIN_REPLICAS: job.limits[0],
         contract.MAX_REPLICAS: job.limits[1],
         "DTJ_PROCESSES": job.processes,
-        contract.AGENT_PORT: place.agent_port,
+        contract.AGENT_PORT: agent_port,
         contract.MAX_RESTARTS: left,
-        contract.RESTARTS: place.lost,
+        contract.RESTARTS: lost,
         contract.RESTARTS_IN_PLACE: 0,
         contract.RESTART_WINDOW_SECONDS: job.window_s,
         contract.MAX_RESTARTS_WITHOUT_PROGRESS: job.without_progress,
@@ -209,13 +196,13 @@ def environment(job: LocalJob, place: Place) -> dict[str, str]:
         "PYTHONUNBUFFERED": 1,
     }
     if job.processes == 1:
-        values |= {contract.RANK: place.index, contract.LOCAL_RANK: 0, contract.LOCAL_WORLD_SIZE: 1}
-    if job.is_elastic:
+        values |= {contract.RANK: index, contract.LOCAL_RANK: 0, contract.LOCAL_WORLD_SIZE: 1}
+    if job.limits[0] < job.limits[1]:  # elastic
         values |= {
             "PET_NNODES": f"{job.limits[0]}:{job.limits[1]}",
             "PET_RDZV_BACKEND": "c10d",
-            "PET_RDZV_ENDPOINT": f"{LOOPBACK}:{place.port}",
-            "PET_RDZV_ID": f"{place.uid}-0",
+            "PET_RDZV_ENDPOINT": f"{LOOPBACK}:{port}",
+            "PET_RDZV_ID": f"{uid}-0",
             "PET_MAX_RESTARTS": job.max_restarts,
         }
     if job.hang_s is not None:

@@ -22,7 +22,7 @@ from dtj.agent.placement import threads
 from dtj.agent.rank.preload import preload
 from dtj.agent.wire.link import free_ports
 from dtj.errors import RecipeError
-from dtj.local.manifest import LocalJob, Place, environment, expand
+from dtj.local.manifest import LocalJob, environment, expand
 
 Main = Callable[[list[str]], None]  # the command dtj; exits
 
@@ -90,12 +90,13 @@ class _Replicas:
                 return False
             pid = os.fork()
             if pid == 0:
-                _be(self._job, self._place(index), self._main, runner=ours)
+                _be(self._job, self._environment(index), self._main, runner=ours)
             self._pids[pid] = index
         return True
 
-    def _place(self, index: int) -> Place:
-        return Place(
+    def _environment(self, index: int) -> dict[str, str]:
+        return environment(
+            self._job,
             index=index,
             uid=self.uid,
             port=self._port,
@@ -146,12 +147,12 @@ def words(job: LocalJob, env: Mapping[str, str]) -> list[str]:
     return found
 
 
-def _be(job: LocalJob, place: Place, main: Main, *, runner: int) -> NoReturn:
+def _be(job: LocalJob, variables: Mapping[str, str], main: Main, *, runner: int) -> NoReturn:
     """Called in the child: become the replica."""
     code = 1
     try:
         detach(runner)
-        os.environ.update(environment(job, place))
+        os.environ.update(variables)
         # The programs of this Python come first, as in the image.
         os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
         found = words(job, dict(os.environ))
