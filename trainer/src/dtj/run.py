@@ -34,8 +34,6 @@ from dtj.parallel.parallelize import parallelize
 from dtj.parallel.strategy import Strategy, unwrap
 from dtj.ranks import exchange, random_state
 from dtj.ranks.process_groups import ProcessGroups
-from dtj.ranks.stop import StopFlag
-from dtj.ranks.world import World
 from dtj.settings import Settings
 from dtj.step import backward as step_backward
 from dtj.step import evaluate as step_evaluate
@@ -61,24 +59,19 @@ class Run:
     def __init__(
         self,
         *,
-        world: World,
-        devices: tuple[torch.device, ...],
         groups: ProcessGroups,
         settings: Settings,
-        stop: StopFlag,
         seed: int,
         strategy: Strategy,
         precision: Precision,
     ) -> None:
-        self.world = world
-        self.device, self.devices = devices[0], devices
+        self.world, self.devices, self.device = groups.world, groups.devices, groups.devices[0]
         self._groups = groups
         self._settings = settings
         self._seed = seed
         self._strategy = strategy
         self._precision = precision
         self._no_loss = torch.zeros((), device=self.device)
-        self._stop = stop
         self._finite = FiniteCheck(self.device)
         self._progress = Progress(feed=Feed(Source(), device=self.device))
         layout = strategy.layout
@@ -97,7 +90,7 @@ class Run:
         )
         self._checkpointer = Checkpointer(
             settings=settings,
-            world=world,
+            world=self.world,
             strategy=strategy,
             clock=time.monotonic,
             say=self.say,
@@ -107,7 +100,7 @@ class Run:
         self._copies = memory_copies.of_rank(
             os.environ,
             settings=settings,
-            world=world,
+            world=self.world,
             layout=strategy.layout,
             checkpointer=self._checkpointer,
             is_needless=lambda: groups.can_heal,
@@ -115,7 +108,6 @@ class Run:
         )
         self._boundary = Boundary(
             groups=groups,
-            stop=stop,
             strategy=strategy,
             copies=self._copies,
             finite=self._finite,
@@ -302,7 +294,7 @@ class Run:
         total = whole_steps(total)
         logger = self._begin_loop(total)
         progress, feed, started = self._progress, self._progress.feed, self.step
-        with self._stop.installed():
+        with self._groups.stop.installed():
             try:
                 while self._has_next_step(total):
                     logger.begin(self.step + 1)

@@ -35,20 +35,10 @@ def init(*, seed: int = 0, device: str | None = None, **settings: Any) -> Run:
     precision = Precision(chosen.precision, devices[0])
     strategy = select(chosen, layout, devices[0], half=precision.half)
     strategy.autocast = precision.autocast
-    stop = StopFlag()
-    groups = ProcessGroups(world, devices, stop, in_place=strategy.heals)
+    groups = ProcessGroups(world, devices, StopFlag(), in_place=strategy.heals)
     groups.open()
     atexit.register(groups.close)
     random_state.seed(seed)
     if chosen.tf32:
         torch.set_float32_matmul_precision("high")
-    return Run(
-        world=world,
-        devices=devices,
-        groups=groups,
-        settings=chosen,
-        stop=stop,
-        seed=seed,
-        strategy=strategy,
-        precision=precision,
-    )
+    return Run(groups=groups, settings=chosen, seed=seed, strategy=strategy, precision=precision)

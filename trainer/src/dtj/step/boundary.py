@@ -18,7 +18,6 @@ from dtj.parallel.strategy import Strategy
 from dtj.ranks import agreement
 from dtj.ranks.agreement import Agreement, Message
 from dtj.ranks.process_groups import ProcessGroups
-from dtj.ranks.stop import StopFlag
 from dtj.step.finite import FiniteCheck
 from dtj.step.progress import Progress
 from dtj.step.replicas import ReplicaCheck
@@ -37,7 +36,6 @@ class Boundary:
     """
 
     groups: ProcessGroups
-    stop: StopFlag
     strategy: Strategy
     copies: MemoryCopies
     finite: FiniteCheck
@@ -107,7 +105,7 @@ class Boundary:
             self.progress.ends_at = step
         if decided.stop and not is_last:
             self._leave()
-        if self.stop and self._stops_alone and not is_last:
+        if self.groups.stop and self._stops_alone and not is_last:
             self._stop_unsaved()
 
     def conclude(self) -> Location | None:
@@ -148,7 +146,7 @@ class Boundary:
         self._sent = (step, now)
         self._agreement.start(
             Message(
-                stop=bool(self.stop) and not self._stops_alone,
+                stop=bool(self.groups.stop) and not self._stops_alone,
                 finish=self.wants_finish,
                 save=self._checkpointer.wants_save(),
                 copy=self.copies.wants_copy(),
@@ -184,7 +182,7 @@ class Boundary:
 
     def _stop_unsaved(self) -> None:
         self.say(f"stopped at step {self.progress.step}; nothing was saved")
-        raise Stopped(EXIT_SIGNAL + (self.stop.signal or 15))
+        raise Stopped(EXIT_SIGNAL + (self.groups.stop.signal or 15))
 
     def _check_weights(self) -> None:
         """Raise on every rank if the state must not be saved."""
