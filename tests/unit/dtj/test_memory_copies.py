@@ -42,7 +42,9 @@ class Rank:
         self.optimizer = torch.optim.Adam(self.model.parameters())
         strategy = Strategy(Layout(strategy="none", sizes={}, rank=0), torch.device("cpu"))
         self.checkpointer = Checkpointer(
-            settings=Settings(checkpoint_dir=str(self.run_dir) if self.run_dir else None),
+            settings=Settings(
+                checkpoint_dir=str(self.run_dir) if self.run_dir else None, memory_every=self.every
+            ),
             world=World(),
             strategy=strategy,
             clock=lambda: self.now,
@@ -51,13 +53,9 @@ class Rank:
         self.checkpointer.parts.register({"model": self.model, "optimizer": self.optimizer})
         self.copies = MemoryCopies(
             slots=self.slots,
-            every=self.every,
             is_needless=lambda: self.is_needless,
             label=Label(job=b"j" * 16, rank=0, generation=self.generation, layout=b"l" * 16),
-            local_size=1,
             checkpointer=self.checkpointer,
-            clock=lambda: self.now,
-            say=self.said.append,
         )
         self.copies.buddy = self.buddy
 

@@ -98,13 +98,7 @@ class Run:
         if precision.scales:
             self._checkpointer.parts.internal_parts["precision"] = precision
         self._copies = memory_copies.of_rank(
-            os.environ,
-            settings=settings,
-            world=self.world,
-            layout=strategy.layout,
-            checkpointer=self._checkpointer,
-            is_needless=lambda: groups.can_heal,
-            say=self.say,
+            os.environ, self._checkpointer, is_needless=lambda: groups.can_heal
         )
         self._boundary = Boundary(
             groups=groups,

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from dtj.checkpoint import paths, reader, restore
@@ -37,36 +38,32 @@ _SAVE_INTERVAL_S = 60.0
 _KEPT = "dtj/kept"
 
 
+@dataclass(kw_only=True, eq=False)
 class Checkpointer:
     """Saves and restores `parts` and the step; `run_dir` is None if nothing is to be saved."""
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        world: World,
-        strategy: Strategy,
-        clock: Callable[[], float],
-        say: Callable[[str], None],
-    ) -> None:
-        self.parts = Parts(strategy)
+    settings: Settings
+    world: World
+    strategy: Strategy
+    clock: Callable[[], float]
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        self.parts = Parts(self.strategy)
         self.run_dir = locate(settings.checkpoint_dir) if settings.checkpoint_dir else None
         self._restored: Location | None = None
         self._resume_dir = locate(settings.resume_dir) if settings.resume_dir else None
-        self._every = settings.save_every
-        self._in_background = settings.async_save
-        self._is_rank0 = world.rank == 0
-        self._clock = clock
-        self._say = say
+        self._is_rank0 = self.world.rank == 0
         self._offered = NO_SCORE  # highest score since the last save; of the next checkpoint
-        self._saved_at = clock()
+        self._saved_at = self.clock()
         self._owner = Owner(self.run_dir, os.environ) if self.run_dir else None
         self._writer = Writer(
             owner=self._owner,
             keep=settings.keep,
             is_rank0=self._is_rank0,
-            is_replicated=strategy.replicated,
-            clock=clock,
+            is_replicated=self.strategy.replicated,
+            clock=self.clock,
         )
 
     @property
@@ -76,13 +73,14 @@ class Checkpointer:
 
     def wants_save(self) -> bool:
         """A save is due by rank 0's clock; it happens once all ranks have agreed on it."""
-        if not self._is_rank0 or not self.run_dir or self._every is not None:
+        if not self._is_rank0 or not self.run_dir or self.settings.save_every is not None:
             return False
-        return self._clock() - self._saved_at >= _SAVE_INTERVAL_S
+        return self.clock() - self._saved_at >= _SAVE_INTERVAL_S
 
     def is_due(self, step: int) -> bool:
         """A save is due after `step`, by --save-every or because of a score; the same on every rank."""
-        return (self._every is not None and step % self._every == 0) or self._offered > NO_SCORE
+        every = self.settings.save_every
+        return (every is not None and step % every == 0) or self._offered > NO_SCORE
 
     def offer(self, score: float, *, group: Group) -> None:
         """Save after this step, and keep that checkpoint, if no written checkpoint has as high a score.
@@ -114,10 +112,10 @@ class Checkpointer:
         self._writer.wait()
         self._report_failure()
         if self.saved_step != step:
-            began = self._clock()
+            began = self.clock()
             snapshot = self.parts.snapshot(step, group)
-            self._saved_at = self._clock()
-            in_background = self._in_background and not last
+            self._saved_at = self.clock()
+            in_background = self.settings.async_save and not last
             write = self._writer.start if in_background else self._writer.write
             write(snapshot, score=score, began=began, group=group)
         if last and self._writer.failure:
@@ -141,7 +139,7 @@ class Checkpointer:
                         fix="create the bucket, or correct --checkpoint",
                     ) from error
                 why = error.strerror or error
-                self._say(f"cannot write to {self.run_dir}: {why}; training continues, each save tries again")
+                self.say(f"cannot write to {self.run_dir}: {why}; training continues, each save tries again")
 
     def restore(self, group: Group) -> int | None:
         """Claim the folder, and load the newest checkpoint into the parts; its step, None if there is none.
@@ -150,7 +148,7 @@ class Checkpointer:
         read shards. If they are damaged, all ranks load the checkpoint before it.
         SupersededError on every rank, if a process that started later has claimed the folder.
         """
-        found = restore.newest(self._candidates(), group, load=self._load, say=self._say)
+        found = restore.newest(self._candidates(), group, load=self._load, say=self.say)
         if found is None:
             return None
         if self._is_rank0:
@@ -175,7 +173,7 @@ class Checkpointer:
         if step < total or not self._restored or paths.step_of(self._restored.name) != step:
             return
         is_own = self._restored.parent == self.run_dir
-        self._say(
+        self.say(
             "nothing left to train in this loop: "
             f"{self._restored} is at step {step}, run.steps ends at {total}\n"
             "  to train further: ask for more steps, in run.steps or in the recipe (epochs=, steps=)\n"
@@ -225,6 +223,6 @@ class Checkpointer:
             raise failure
         if failure is not None:
             newest = f"of step {self.saved_step}" if self.saved_step else "none yet"
-            self._say(
+            self.say(
                 f"{failure.what}; training continues (newest checkpoint: {newest})\n  fix: {failure.fix}"
             )

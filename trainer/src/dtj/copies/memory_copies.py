@@ -8,7 +8,6 @@ The copies are an addition: if anything about one is in doubt, the newest checkp
 """
 
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,10 +20,7 @@ from dtj.copies import buddy, slot, space, tree
 from dtj.copies.buddy import Address
 from dtj.copies.slot import Age, Label, Slot
 from dtj.errors import CheckpointError, DtjError
-from dtj.parallel.layout import Layout
 from dtj.ranks import exchange
-from dtj.ranks.world import World
-from dtj.settings import Settings
 
 # Without --memory-every: the ranks stop for copies at most this part of the time, and copies are at least so
 # many seconds apart. To send a copy and to receive and check the other pod's takes processors that the ranks
@@ -44,40 +40,35 @@ _NONE = slot.age(None)
 class MemoryCopies:
     """This rank's slots.
 
-    every        steps between copies; None: by time; 0: never
     is_needless  at present the state of a lost rank would come from the other ranks
     label        of this process; its layout is what all ranks have in common, but for the names of the parts
-    local_size   ranks that share this pod's memory
     buddy        who keeps copies of this replica, too
     """
 
     slots: Sequence[Slot]
-    every: int | None
+    checkpointer: Checkpointer
     is_needless: Callable[[], bool]
     label: Label
-    local_size: int
-    checkpointer: Checkpointer
-    clock: Callable[[], float]
-    say: Callable[[str], None]
     buddy: Address | None = None
 
     def __post_init__(self) -> None:
+        self._every = self.checkpointer.settings.memory_every  # steps; None: by time; 0: never
         self._is_off = not self.slots
         self._has_space = False
         self._interval_s = _LEAST_INTERVAL_S
-        self._copied_at = self.clock()
+        self._copied_at = self.checkpointer.clock()
 
     def wants_copy(self) -> bool:
         """A copy is due by this rank's clock; it is made once all ranks want one."""
-        if self._is_off or self.every is not None or self.is_needless():
+        if self._is_off or self._every is not None or self.is_needless():
             return False
-        age_s = self.clock() - self._copied_at
+        age_s = self.checkpointer.clock() - self._copied_at
         waits = self.buddy is not None and age_s < _BUDDY_WAIT_S and not self._is_sent()
         return age_s >= self._interval_s and not waits
 
     def is_due(self, step: int) -> bool:
         """A copy is due after `step` by --memory-every; the same on every rank."""
-        return bool(self.every) and step % (self.every or 1) == 0 and not self.is_needless()
+        return bool(self._every) and step % (self._every or 1) == 0 and not self.is_needless()
 
     def copy(self, step: int, group: "dist.ProcessGroup | None", *, began: float) -> None:
         """Copy this rank's state after `step`. Every rank calls this after the same step.
@@ -85,7 +76,7 @@ class MemoryCopies:
         began  clock time at which the ranks started to prepare it
         If there is no memory for it, say so once and copy no more.
         """
-        if self.every == 0 or self.is_needless() or not self.checkpointer.parts.user_parts:
+        if self._every == 0 or self.is_needless() or not self.checkpointer.parts.user_parts:
             return
         packed = self._pack()
         if not self._fits(packed.length if packed else 0, group) or packed is None:
@@ -95,7 +86,7 @@ class MemoryCopies:
             oldest.write(self._label_of(step), packed.length, packed.fill)
         except (OSError, ValueError, RuntimeError) as error:
             self._turn_off(str(error))
-        self._copied_at = self.clock()
+        self._copied_at = self.checkpointer.clock()
         share = _MOST_WITH_BUDDY if self.buddy else _MOST_OF_TIME
         self._interval_s = max(_LEAST_INTERVAL_S, (self._copied_at - began) / share)
 
@@ -105,7 +96,7 @@ class MemoryCopies:
         As a restore from a checkpoint, it claims the run's folder, with the same errors.
         CheckpointError if they do not fit the program; the next start does not find them.
         """
-        if self.every == 0 or self.label.generation == 1:
+        if self._every == 0 or self.label.generation == 1:
             return None
         self._fetch()
         held = {
@@ -127,7 +118,7 @@ class MemoryCopies:
                 return age[1]
             why = f"the copy of step {age[1]} of rank {damaged[0]} is damaged"
         if any(rows):
-            self.say(f"not resuming from memory: {why}")
+            self.checkpointer.say(f"not resuming from memory: {why}")
         return None
 
     def _fetch(self) -> None:
@@ -171,7 +162,7 @@ class MemoryCopies:
                 f"the copy in memory of step {age[1]} does not fit the program: {error}",
                 fix="none is needed: the next start uses the newest checkpoint",
             ) from error
-        self.say(f"resuming from memory, step {age[1]}")
+        self.checkpointer.say(f"resuming from memory, step {age[1]}")
 
     def _fits(self, length: int, group: "dist.ProcessGroup | None") -> bool:
         """Whether all ranks have memory for two copies; asked before the first one only."""
@@ -179,14 +170,16 @@ class MemoryCopies:
             return True
         left = space.bytes_left()
         needed = len(self.slots) * length - sum(each.allocated for each in self.slots)
-        needed = max(0, needed) * self.local_size
+        needed = max(0, needed) * self.checkpointer.world.local_size
         has_space = left is None or needed <= _USABLE * left
         self._has_space = all(row[0] for row in exchange.all_gather_numbers([has_space], group=group))
         if not self._has_space:
-            self._is_off, self.every = True, 0
+            self._is_off, self._every = True, 0
             own = f"{needed / _GIB:.1f} GiB, {(left or 0) / _GIB:.1f} GiB are left"
             where = f"this pod needs {own}" if not has_space else "another pod has too little left"
-            self.say(f"no copies in memory, after a loss ranks resume from the newest checkpoint: {where}")
+            self.checkpointer.say(
+                f"no copies in memory, after a loss ranks resume from the newest checkpoint: {where}"
+            )
         return self._has_space
 
     def _turn_off(self, why: str) -> None:
@@ -205,22 +198,16 @@ class MemoryCopies:
 
 
 def of_rank(
-    env: Mapping[str, str],
-    *,
-    settings: Settings,
-    world: World,
-    layout: Layout,
-    checkpointer: Checkpointer,
-    is_needless: Callable[[], bool],
-    say: Callable[[str], None],
+    env: Mapping[str, str], checkpointer: Checkpointer, *, is_needless: Callable[[], bool]
 ) -> MemoryCopies:
     """The copies of this process, which an agent has started, or not."""
+    settings, world, layout = checkpointer.settings, checkpointer.world, checkpointer.strategy.layout
     same = [layout.strategy, dict(layout.sizes), world.size]
     flags = [settings.precision, str(settings.sync), str(settings.compress)]
     where = env.get(contract.BUDDY)
     return MemoryCopies(
         slots=slot.mine(),
-        every=settings.memory_every,
+        checkpointer=checkpointer,
         is_needless=is_needless,
         label=Label(
             job=slot.digest(env.get(contract.RUN_ID, "")),
@@ -228,10 +215,6 @@ def of_rank(
             generation=int(env.get(contract.GENERATION) or 1),
             layout=slot.digest(same + flags),
         ),
-        local_size=world.local_size,
-        checkpointer=checkpointer,
-        clock=time.monotonic,
-        say=say,
         buddy=Address.parse(where) if where else None,
     )
 
