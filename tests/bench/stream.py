@@ -24,9 +24,8 @@ from aiohttp import web
 from dtj_operator import settings
 from dtj_operator.model import spec
 from dtj_operator.plan.children.env import PodContext
-from dtj_operator.plan.children.netpolicy import network_policy, operator_peer
+from dtj_operator.plan.children.networking import network_policy, operator_peer, service
 from dtj_operator.plan.children.pod import pods
-from dtj_operator.plan.children.service import service
 from tests.bench import fleet, report, rig
 from tests.bench.usage import usage
 from tests.integration.controlplane import ControlPlane

@@ -24,6 +24,7 @@ from dtj.agent.wire.protocol import CoordinatorState, RestartBudget
 from dtj.local import manifest as local
 from dtj_client.from_yaml import documents
 from dtj_operator.model import agent_status, exit_report, names, spec
+from dtj_operator.model.memory import Restarts
 from dtj_operator.plan.actions import headline
 from dtj_operator.plan.children.env import PodContext, of_replica, shared
 from tests.support.builders import JobBuilder
@@ -47,7 +48,7 @@ def environment_of(job: JobBuilder, *, replica: int = 0) -> dict[str, str]:
     """Return the variables that the operator sets for a replica."""
     parsed = spec.parse(job.raw())
     container = parsed.template["spec"]["containers"][0]
-    place = PodContext(attempt=0, size=parsed.replicas, restarts_left=0, highest_step=7)
+    place = PodContext(attempt=0, size=parsed.replicas, restarts_left=0, restarts=Restarts(highest_step=7))
     variables = of_replica(parsed, replica) + shared(parsed, container, place)
     return {variable["name"]: variable["value"] for variable in variables}
 
@@ -108,9 +109,8 @@ def test_trainer_reads_only_variables_that_the_page_names():
 
 def test_agents_continue_the_counts_of_the_operator():
     parsed = spec.parse(JobBuilder().recovery(windowSeconds=600, maxRestartsWithoutProgress=2).raw())
-    place = PodContext(
-        attempt=1, size=1, restarts_left=4, in_place_restarts=3, without_progress=2, highest_step=41
-    )
+    past = Restarts(in_place_of_attempt=3, without_progress=2, highest_step=41)
+    place = PodContext(attempt=1, size=1, restarts_left=4, restarts=past)
     env = {each["name"]: each["value"] for each in of_replica(parsed, 0) + shared(parsed, {}, place)}
     options = Options.read(env, shown=None, as_json=False, port=None, termination_log=None, max_restarts=None)
 

@@ -44,7 +44,7 @@ from dtj_operator.kube.workloads import WORKLOADS, WorkloadCache, kueue
 from dtj_operator.model import names
 from dtj_operator.model.names import Key
 from dtj_operator.model.views import ObjectView, PodView
-from dtj_operator.plan.children.netpolicy import operator_peer
+from dtj_operator.plan.children.networking import operator_peer
 from dtj_operator.progress import HttpAsk, Poller
 from dtj_operator.reconcile import Reconciler
 from dtj_operator.settings import LEASE, Settings

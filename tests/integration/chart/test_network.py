@@ -8,8 +8,7 @@ import pytest
 
 from dtj_operator import settings
 from dtj_operator.model import names, spec
-from dtj_operator.plan.children.netpolicy import operator_peer
-from dtj_operator.plan.children.networking import networking
+from dtj_operator.plan.children.networking import networking, operator_peer
 from tests.integration.chart.conftest import Render, kinds
 from tests.support.builders import UID, job
 from tests.support.network_policies import Pod, allowed

@@ -35,9 +35,8 @@ from dtj_operator.plan.actions import (
     UpdateWorkload,
 )
 from dtj_operator.plan.children.meta import metadata
-from dtj_operator.plan.children.netpolicy import network_policy
+from dtj_operator.plan.children.networking import network_policy, service
 from dtj_operator.plan.children.podgroup import pod_group
-from dtj_operator.plan.children.service import service
 from dtj_operator.plan.children.workload import workload, workload_metadata
 from dtj_operator.plan.planner import name_conflict
 from tests.support.builders import job, pod

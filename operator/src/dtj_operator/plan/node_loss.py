@@ -13,7 +13,7 @@ A node is never lost if the operator has no permission to read nodes, or if no n
 control plane has lost contact with the nodes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -71,6 +71,10 @@ class PodsOnNodes:
     def wall(self, moment: float) -> float:
         """A moment of the monotonic clock in seconds since the epoch, as that clock is set now."""
         return self.now - self.monotonic + moment
+
+    def next_of(self, moments: Iterable[float | None]) -> float | None:
+        """The first of these moments that is still to come."""
+        return min((at for at in moments if at is not None and at > self.now), default=None)
 
     def _is_past(self, at: float | None) -> bool:
         return at is not None and self.now >= at
@@ -156,12 +160,10 @@ def force_delete_lost(on: PodsOnNodes, decision: Decision) -> Decision:
 
 def _requeue_at(on: PodsOnNodes) -> float | None:
     """When the next node becomes lost or pod overdue, or a Lease has to be read again."""
-    moments = [
-        at for pod in on.pods if (at := on.lost_at(pod)) is not None and (pod.deleting or not pod.ended)
-    ]
+    moments = [on.lost_at(pod) for pod in on.pods if pod.deleting or not pod.ended]
     for pod in on.pods:
         if pod.deleting:
-            moments += [at for at in (on.overdue_at(pod), on.forced_at(pod)) if at is not None]
+            moments += [on.overdue_at(pod), on.forced_at(pod)]
     if on.nodes_to_check:
         moments.append(on.now + LEASE_CHECK_S)
-    return min((at for at in moments if at > on.now), default=None)
+    return on.next_of(moments)

@@ -167,15 +167,7 @@ def _converge(s: Snapshot) -> Decision:
 def _pod_context(s: Snapshot) -> PodContext:
     restarts = s.memory.restarts
     left = max(0, s.job.recovery.max_restarts - len(within_window(s, restarts.counted_at)))
-    return PodContext(
-        attempt=s.memory.attempt,
-        size=s.size,
-        restarts_left=left,
-        restarts=restarts.counted + restarts.disruptions,
-        in_place_restarts=restarts.in_place_of_attempt,
-        without_progress=restarts.without_progress,
-        highest_step=restarts.highest_step,
-    )
+    return PodContext(attempt=s.memory.attempt, size=s.size, restarts_left=left, restarts=restarts)
 
 
 def _of_another_attempt(s: Snapshot, old: PodView) -> bool:

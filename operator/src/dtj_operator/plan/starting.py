@@ -53,8 +53,7 @@ def fix(s: Snapshot, pod: PodView) -> str:
 def requeue_at(s: Snapshot) -> float | None:
     """When the status has to report the next pod whose start is slow."""
     since = [at for pod in s.current.values() if (at := _waits_since(s, pod)) is not None]
-    moments = [at + limit for at in since for limit in (NOTED_S, SLOW_START_S)]
-    return min((at for at in moments if at > s.now), default=None)
+    return s.next_of(at + limit for at in since for limit in (NOTED_S, SLOW_START_S))
 
 
 def _needed(volumes: Any) -> Iterator[str]:

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from dtj_operator.kube.children import NETWORK_POLICY, SERVICE, ChildKind, ChildView
-from dtj_operator.plan.children.netpolicy import network_policy
-from dtj_operator.plan.children.service import service
+from dtj_operator.plan.children.networking import network_policy, service
 from tests.support.builders import job
 
 param = pytest.param

@@ -6,10 +6,11 @@ The operator's variables come first, so that the user's variables can refer to t
 import math
 import posixpath
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dtj_operator.model import names, quantity
 from dtj_operator.model.json import Json
+from dtj_operator.model.memory import Restarts
 from dtj_operator.model.spec import Job
 
 
@@ -20,10 +21,7 @@ class PodContext:
     attempt: int
     size: int  # replicas of the attempt; an elastic job's agents learn of later changes from each other
     restarts_left: int
-    restarts: int = 0  # of the job so far: grows from each pod of a replica to the next one
-    in_place_restarts: int = 0  # of this attempt; its agents continue counting from there
-    without_progress: int = 0  # restarts in a row, which its agents continue too
-    highest_step: int | None = None  # ever reported
+    restarts: Restarts = field(default_factory=Restarts)  # so far: the agents continue counting from there
 
 
 def of_replica(job: Job, index: int) -> list[Json]:
@@ -77,13 +75,14 @@ def _identity(job: Job, context: PodContext) -> Iterator[tuple[str, object]]:
     yield from (("DTJ_REPLICAS", context.size), ("DTJ_MIN_REPLICAS", job.min_replicas))
     yield from (("DTJ_MAX_REPLICAS", job.max_replicas), ("DTJ_PROCESSES", job.processes))
     yield from (("DTJ_AGENT_PORT", names.AGENT_PORT), ("DTJ_MAX_RESTARTS", context.restarts_left))
-    yield "DTJ_RESTARTS", context.restarts
-    yield "DTJ_RESTARTS_IN_PLACE", context.in_place_restarts
+    # Grows from each pod of a replica to the next one.
+    yield "DTJ_RESTARTS", context.restarts.counted + context.restarts.disruptions
+    yield "DTJ_RESTARTS_IN_PLACE", context.restarts.in_place_of_attempt
     yield "DTJ_RESTART_WINDOW_SECONDS", job.recovery.window_s
     yield "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS", job.recovery.max_restarts_without_progress
-    yield "DTJ_RESTARTS_WITHOUT_PROGRESS", context.without_progress
-    if context.highest_step is not None:
-        yield "DTJ_HIGHEST_STEP", context.highest_step
+    yield "DTJ_RESTARTS_WITHOUT_PROGRESS", context.restarts.without_progress
+    if context.restarts.highest_step is not None:
+        yield "DTJ_HIGHEST_STEP", context.restarts.highest_step
     yield "DTJ_GRACE_SECONDS", job.grace_s
     yield "DTJ_HANG_ACTION", job.hang.action
     if job.hang.timeout_s is not None:

@@ -79,8 +79,8 @@ def allow_nodes(s: Snapshot) -> AllowNodes | None:
 def requeue_at(s: Snapshot) -> float | None:
     """When the first unschedulable pod will have waited long enough."""
     waiting = [since for pod in s.current.values() if (since := _stuck_since(pod)) is not None]
-    at = s.wall(min(waiting)) + _wait_s(s) if waiting else s.now
-    return at if at > s.now else None  # later: when one of the pods that are being replaced is gone
+    # Past: when one of the pods that are being replaced is gone.
+    return s.next_of([s.wall(min(waiting)) + _wait_s(s)] if waiting else ())
 
 
 def status_entries(s: Snapshot, verdict: Verdict | None) -> list[Json]:

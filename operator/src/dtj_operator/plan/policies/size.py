@@ -60,7 +60,7 @@ def requeue_at(s: Snapshot) -> float | None:
     """When the decision changes by time alone."""
     if s.job.elastic is None or s.memory.finished:
         return None
-    moments = [
+    moments: list[float | None] = [
         s.wall(pod.seen.unschedulable) + SHRINK_AFTER_S
         for pod in s.current.values()
         if pod.seen.unschedulable is not None
@@ -68,7 +68,7 @@ def requeue_at(s: Snapshot) -> float | None:
     shortage = _shortage(s)
     if shortage is not None and s.memory.recorded_size != s.job.replicas:
         moments.append(shortage.retry_at)
-    return min((moment for moment in moments if moment > s.now), default=None)
+    return s.next_of(moments)
 
 
 def remaining_shortage(s: Snapshot, phase: str) -> Shortage | None:

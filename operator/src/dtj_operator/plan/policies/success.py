@@ -30,8 +30,7 @@ def requeue_at(s: Snapshot) -> float | None:
     first = s.current.get(0)
     if blame.run_finished_at(s) is None or first is None or first.seen.exited is None:
         return None
-    ends_at = s.wall(first.seen.exited) + ENDING_S
-    return ends_at if ends_at > s.now else None
+    return s.next_of([s.wall(first.seen.exited) + ENDING_S])
 
 
 def _too_late(s: Snapshot) -> set[int]:

@@ -8,11 +8,9 @@ import pytest
 
 from dtj_operator.model.views import PodSettings
 from dtj_operator.plan.children.env import PodContext
-from dtj_operator.plan.children.netpolicy import network_policy, operator_peer
-from dtj_operator.plan.children.networking import networking
+from dtj_operator.plan.children.networking import network_policy, networking, operator_peer, service
 from dtj_operator.plan.children.pod import pods
 from dtj_operator.plan.children.podgroup import pod_group
-from dtj_operator.plan.children.service import service
 from tests.support.builders import NAME, NAMESPACE, UID, JobBuilder, job
 
 param = pytest.param
