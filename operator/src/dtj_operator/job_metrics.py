@@ -4,25 +4,36 @@ Only the leader reconciles, so only the leader has jobs in its table.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from prometheus_client import REGISTRY
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from dtj_operator import metrics
+from dtj_operator.model import times
 from dtj_operator.model.json import Json
-from dtj_operator.model.memory import condition
+from dtj_operator.model.memory import FINAL, PENDING, RECOVERING, RUNNING, STARTING, condition
 from dtj_operator.model.names import Key
-from dtj_operator.plan.actions import Verdict
+from dtj_operator.plan import blame
+from dtj_operator.plan.actions import Fault, Restart, Verdict
 from dtj_operator.plan.report.conditions import UNBLOCKED
-from dtj_operator.plan.report.measures import measures
+from dtj_operator.plan.report.goodput import QUEUED, RECOVERY, STARTUP
+from dtj_operator.plan.report.status import new_fault
 from dtj_operator.plan.snapshot import Snapshot
+
+Added = tuple[Any, tuple[str, ...], float | None]  # metric, labels, seconds to observe; None: count one
 
 STATES = ("productive", "startup", "lost", "recovering", "queued")  # of the seconds in status.goodput
 ONE_LOSS_S = 600.0  # all jobs on a node notice its loss within this time
 REMEMBERED = 1000  # lost nodes
+# Agents report reasons as free text, but each value of a label costs memory in Prometheus.
+REASONS = frozenset(
+    ("Exception", "ExitCode", "Signal", "OOMKilled", "Hang", "PeerLost", "Stopped", "NodeLost", "Evicted")
+)
+OTHER = "Other"
 
 
 @dataclass
@@ -63,21 +74,16 @@ class JobTable(Collector):
 
     def wrote(self, key: Key, s: Snapshot, verdict: Verdict | None, status: Json) -> None:
         """Count what a status that was just written adds."""
-        found, namespace = measures(s, verdict, status), key.namespace
-        if found.finished is not None:
-            metrics.FINISHED.labels(namespace, *found.finished).inc()
-        if found.restarted is not None:
-            metrics.RESTARTS.labels(namespace, str(found.restarted).lower()).inc()
-        if found.fault:
-            metrics.FAULTS.labels(namespace, found.fault).inc()
-        if found.lost_node and self._is_first_report(found.lost_node, s.monotonic):
+        for metric, labels, seconds in added(s, verdict, status):
+            child = metric.labels(*labels) if labels else metric
+            child.inc() if seconds is None else child.observe(seconds)
+        fault = _unrecorded_fault(s, verdict, status)
+        if (
+            fault is not None
+            and fault.reason == "NodeLost"
+            and self._is_first_report(fault.node, s.monotonic)
+        ):
             metrics.NODES_LOST.inc()
-        if found.running_s is not None:
-            metrics.PODS_READY.observe(found.running_s)
-        if found.first_step_s is not None:
-            metrics.FIRST_STEP.observe(found.first_step_s)
-        for recovery in found.recovered:
-            metrics.RECOVERY.labels(recovery.scope, recovery.reason).observe(recovery.seconds)
         self._count_seconds(key, s, status)
 
     def collect(self) -> Iterable[Metric]:
@@ -116,6 +122,50 @@ class JobTable(Collector):
                 for resource, number in s.job.accelerators.items():
                     total = more * number * s.size
                     metrics.ACCELERATOR_SECONDS.labels(key.namespace, resource, state).inc(total)
+
+
+def added(s: Snapshot, verdict: Verdict | None, new: Json) -> Iterator[Added]:
+    """Compare the stored status with the new one."""
+    namespace, phase = s.job.namespace, new.get("phase", "")
+    if phase in FINAL and not s.memory.finished:
+        final = condition(new, "Complete") or condition(new, "Failed")
+        yield metrics.FINISHED, (namespace, phase, final.get("reason", OTHER)), None
+    if isinstance(verdict, Restart) and not verdict.same_incident:
+        yield metrics.RESTARTS, (namespace, str(verdict.counts).lower()), None
+    fault = _unrecorded_fault(s, verdict, new)
+    if fault is not None:
+        yield metrics.FAULTS, (namespace, _label(fault.reason)), None
+    is_first_attempt = new.get("attempt") == 0 and not (new.get("restarts") or {}).get("total")
+    if is_first_attempt and phase == RUNNING and s.memory.phase in ("", PENDING, STARTING):
+        yield metrics.PODS_READY, (), max(0.0, s.now - (s.memory.started_at or s.now))
+    # From the account of the agents: this status may be written a minute after the step.
+    account, stepped = new.get("goodput"), (new.get("progress") or {}).get("step")
+    if is_first_attempt and account and stepped and not s.memory.progress.get("step"):
+        yield metrics.FIRST_STEP, (), float(account[QUEUED] + account[STARTUP])
+    began = times.parse(s.memory.failure.get("at"))
+    if s.memory.phase == RECOVERING and phase == RUNNING and began is not None:
+        # status.failure still is the first fault of the incident.
+        yield metrics.RECOVERY, (s.scope, _label(s.memory.failure.get("reason"))), max(0.0, s.now - began)
+    yield from _healed(s, new)
+
+
+def _unrecorded_fault(s: Snapshot, verdict: Verdict | None, new: Json) -> Fault | None:
+    """The fault that this status records; an unsupported job keeps its stored one, whatever agents report."""
+    return new_fault(s, verdict) if new.get("failure") != s.memory.raw.get("failure") else None
+
+
+def _healed(s: Snapshot, new: Json) -> Iterator[Added]:
+    """In-place restarts since the last write; each gets an equal part of the time that they took."""
+    fault = blame.in_place_fault(s)
+    number: int = (new.get("restarts") or {}).get("inPlace", 0) - s.memory.restarts.in_place
+    if number > 0 and fault is not None:
+        spent: int = (new.get("goodput") or {}).get(RECOVERY, 0) - s.memory.goodput.get(RECOVERY, 0)
+        each = metrics.RECOVERY, ("InPlace", _label(fault.reason)), max(0, spent) / number
+        yield from (each,) * min(number, 100)
+
+
+def _label(reason: str | None) -> str:
+    return reason if reason in REASONS else OTHER
 
 
 def _seconds(goodput: Json) -> dict[str, int]:

@@ -1,13 +1,16 @@
-"""The table of jobs behind the gauges, and the seconds of accelerators."""
+"""The table of jobs behind the gauges, the seconds of accelerators, and what a written status adds."""
 
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from dtj_operator.job_metrics import JobTable
+from dtj_operator import metrics
+from dtj_operator.job_metrics import ONE_LOSS_S, Added, JobTable, added
+from dtj_operator.model.agent_status import Incident, Ledger
 from dtj_operator.model.names import Key
 from dtj_operator.model.views import ConditionView
+from dtj_operator.plan.actions import Fail, Fault, Restart, Succeed, Verdict
 from dtj_operator.plan.report.status import new_status
-from tests.support.builders import JobBuilder, job, pod
+from tests.support.builders import NOW, JobBuilder, at, job, pod
 
 param = pytest.param
 
@@ -92,3 +95,107 @@ def test_accelerator_seconds_count_what_is_new_and_never_fall():
     scraped.wrote(A, stored, 105)  # a restart: 5 s became lost
     scraped.wrote(A, stored, 111)
     assert counted() - before == 11 * 4 * 2
+
+
+TWO = job().replicas(2)
+UP = TWO.having(pod(0).running(), pod(1).running())
+FAULT = Fault(reason="NodeLost", replica=1, node="w2", at=NOW, disruption=True)
+BROKE = {"reason": "OOMKilled", "replica": 1, "at": at(-25)}
+STEPPED = Ledger(productive=2, startup=8)
+
+
+@pytest.mark.parametrize(
+    ("given", "verdict", "found"),
+    [
+        param(TWO, None, [], id="a new job"),
+        param(UP.was("Starting"), None, [(metrics.PODS_READY, (), 60)], id="all pods run"),
+        param(UP.was("Starting", attempt=1), None, [], id="all pods run again after a suspension"),
+        param(UP.running(), None, [], id="a running job"),
+        param(
+            UP.running().answering(step=1, ledger=STEPPED),
+            None,
+            [(metrics.FIRST_STEP, (), 58)],  # of 60 s, 2 s are productive
+            id="the first step",
+        ),
+        param(
+            UP.running().answering(step=9, ledger=STEPPED).was("Running", progress={"step": 8}),
+            None,
+            [],
+            id="a later step",
+        ),
+        param(
+            UP.running(),
+            Succeed("AllRanksSucceeded"),
+            [(metrics.FINISHED, ("team-a", "Succeeded", "AllRanksSucceeded"), None)],
+            id="success",
+        ),
+        param(
+            UP.running(),
+            Fail("NoProgress", "three times", FAULT),
+            [
+                (metrics.FINISHED, ("team-a", "Failed", "NoProgress"), None),
+                (metrics.FAULTS, ("team-a", "NodeLost"), None),
+            ],
+            id="failure",
+        ),
+        param(UP.was("Failed"), None, [], id="a job that had finished before"),
+        param(
+            UP.running(),
+            Restart(FAULT, counts=False),
+            [
+                (metrics.RESTARTS, ("team-a", "false"), None),
+                (metrics.FAULTS, ("team-a", "NodeLost"), None),
+            ],
+            id="a restart",
+        ),
+        param(
+            UP.was("Recovering", failure=BROKE),
+            Restart(FAULT, counts=False, same_incident=True),
+            [],
+            id="another pod of the same incident",
+        ),
+        param(
+            UP.was("Recovering", failure=BROKE),
+            None,
+            [(metrics.RECOVERY, ("Job", "OOMKilled"), 25)],
+            id="all pods run again after a fault",
+        ),
+        param(
+            UP.running().answering(
+                in_place=2, incident=Incident(reason="Signal"), ledger=Ledger(startup=50, recovering=10)
+            ),
+            None,
+            [
+                (metrics.FAULTS, ("team-a", "Signal"), None),
+                *[(metrics.RECOVERY, ("InPlace", "Signal"), 5)] * 2,
+            ],
+            id="two restarts in place",
+        ),
+        param(
+            UP.running().answering(in_place=1, incident=Incident(reason="a new word each time")),
+            None,
+            [
+                (metrics.FAULTS, ("team-a", "Other"), None),
+                (metrics.RECOVERY, ("InPlace", "Other"), 0),
+            ],
+            id="a reason that an agent made up",
+        ),
+    ],
+)
+def test_what_a_written_status_adds(given: JobBuilder, verdict: Verdict | None, found: list[Added]):
+    s = given.snapshot()
+    assert list(added(s, verdict, new_status(s, verdict))) == found
+
+
+def test_loss_of_a_node_is_counted_once_for_all_jobs_on_it():
+    def counted() -> float:
+        return REGISTRY.get_sample_value("dtj_nodes_lost_total") or 0.0
+
+    scraped, before = Scraped(), counted()
+    for key, after_s, number in ((A, 0.0, 1), (B, ONE_LOSS_S - 1, 1), (A, ONE_LOSS_S, 2)):
+        s = UP.running().seeing(monotonic=NOW + after_s).snapshot()
+        verdict = Restart(FAULT, counts=False)
+        status = new_status(s, verdict)
+        scraped.table.saw(key, s, status)
+        scraped.table.wrote(key, s, verdict, status)
+        assert counted() - before == number
