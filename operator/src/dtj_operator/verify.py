@@ -6,17 +6,21 @@ costs nothing unless labels are removed: the caches know which absences are cert
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
 
-from dtj_operator.kube import paths
 from dtj_operator.kube.api import Api
+from dtj_operator.kube.cache import Cache
 from dtj_operator.kube.caches import Caches
-from dtj_operator.kube.children import ChildCache
 from dtj_operator.kube.errors import NotFound
-from dtj_operator.kube.pods import decode_pod
+from dtj_operator.kube.pods import PODS
+from dtj_operator.kube.wire import Source
 from dtj_operator.model import names
 from dtj_operator.model.memory import SUSPENDED
 from dtj_operator.model.names import Key
+from dtj_operator.model.views import ObjectView
 from dtj_operator.plan.snapshot import Snapshot
+
+V = TypeVar("V", bound=ObjectView)
 
 FEW = 20  # up to this many pods are read one by one; for more, all pods of the namespace are listed
 RECENT_S = 600.0  # the leader of that time has cleaned up after jobs that ended earlier
@@ -40,7 +44,7 @@ class Verifier:
         first = self._verified.get(key) != s.job.uid and bool(s.memory.raw)
         may_hide = first and _may_hide_children(s)
         reads = [
-            self._read_child(cache, key)
+            self._read(key, key.name, cache.kind.source, cache)
             for cache in map(self._caches.of, s.children)
             if cache.unverified.of(key) or (may_hide and cache.get(key) is None)
         ]
@@ -48,7 +52,7 @@ class Verifier:
         if len(pods) > FEW:
             reads.append(self._list_pods(key, pods))
         else:
-            reads += [self._read_pod(key, name) for name in pods]
+            reads += [self._read(key, name, PODS, self._pods) for name in pods]
         await asyncio.gather(*reads)
         self._verified[key] = s.job.uid
         return bool(reads)
@@ -61,34 +65,22 @@ class Verifier:
         shown = {pod.name for pod in s.pods}
         return uncertain | ({names.pod_name(key.name, index) for index in (*vanished, *hidden)} - shown)
 
-    async def _read_pod(self, key: Key, name: str) -> None:
-        path = f"{paths.pods(key.namespace)}/{name}"
-        with self._pods.unverified.verifying(key, name):
+    async def _read(self, key: Key, name: str, source: Source[V], cache: Cache[V]) -> None:
+        with cache.unverified.verifying(key, name):
             try:
-                found = decode_pod(await self._api.get(path))
+                found = source.decode(await self._api.get(f"{source.path(key.namespace)}/{name}"))
             except NotFound:
-                self._pods.remove_name(key, name)
+                cache.remove_name(key, name)
                 return
-            if found.key == key:
-                self._pods.observe(found, quiet=True, found=True)
+            if found.job == key.name:
+                cache.observe(found, quiet=True, found=True)
             else:  # its owner was changed: it no longer belongs to the job
-                self._pods.remove_name(key, name)
+                cache.remove_name(key, name)
 
     async def _list_pods(self, key: Key, pods: Iterable[str]) -> None:
         await self._refresh(key)
         for name in pods:
             self._pods.unverified.discard(key, name)
-
-    async def _read_child(self, cache: ChildCache, key: Key) -> None:
-        path = f"{cache.kind.path(key.namespace)}/{key.name}"
-        with cache.unverified.verifying(key, key.name):
-            try:
-                found = cache.kind.decode(await self._api.get(path))
-            except NotFound:
-                cache.remove_name(key, key.name)
-                return
-            if found.owner == key.name:  # no watch reports the deletion of an object that we do not own
-                cache.observe(found, quiet=True, found=True)
 
 
 def _may_hide_children(s: Snapshot) -> bool:
