@@ -101,6 +101,7 @@ TWO = job().replicas(2)
 UP = TWO.having(pod(0).running(), pod(1).running())
 FAULT = Fault(reason="NodeLost", replica=1, node="w2", at=NOW, disruption=True)
 BROKE = {"reason": "OOMKilled", "replica": 1, "at": at(-25)}
+AGAIN = TWO.was("Running", attempt=1).running()
 STEPPED = Ledger(productive=2, startup=8)
 
 
@@ -109,7 +110,19 @@ STEPPED = Ledger(productive=2, startup=8)
     [
         param(TWO, None, [], id="a new job"),
         param(UP.was("Starting"), None, [(metrics.PODS_READY, (), 60)], id="all pods run"),
-        param(UP.was("Starting", attempt=1), None, [], id="all pods run again after a suspension"),
+        param(AGAIN.was("Starting"), None, [], id="all pods run again after a suspension"),
+        param(
+            AGAIN.answering(attempt=1, step=1, ledger=STEPPED),
+            None,
+            [],
+            id="the first step after a suspension",
+        ),
+        param(
+            UP.running().wants(cleanPodPolicy="Odd").answering(in_place=1, incident=Incident(reason="Hang")),
+            None,
+            [],
+            id="a job whose spec this operator does not support",
+        ),
         param(UP.running(), None, [], id="a running job"),
         param(
             UP.running().answering(step=1, ledger=STEPPED),

@@ -56,7 +56,9 @@ async def unchanged_s(leases: NodeLeases, node: str = "n1") -> float | None:
 async def test_unchanged_time_counts_from_the_first_read_until_a_renewal(kubelets: Kubelets) -> None:
     leases = NodeLeases(kubelets.get)
     kubelets.renew("n1")
+    kubelets.takes_s = 0.5
     (found,) = (await leases.read(["n1"])).values()
+    kubelets.takes_s = 0.0
     assert (found.renewed_at, found.duration_s, found.unchanged_s) == (EARLY_S, 40, 0)
     await asyncio.sleep(4)
     assert await unchanged_s(leases) == 4

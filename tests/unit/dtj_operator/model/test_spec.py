@@ -131,6 +131,7 @@ PVC = {"persistentVolumeClaim": {"claimName": "runs"}}
             "spec.recovery.nodeLostSeconds",
             id="nodes that are lost after 0 s",
         ),
+        param(job().recovery(nodeLostSeconds=True), "spec.recovery.nodeLostSeconds", id="true is not 1"),
         param(
             job().recovery(avoidNodeAfterFaults="never"),
             "spec.recovery.avoidNodeAfterFaults",
@@ -288,6 +289,35 @@ def test_an_invalid_field_is_reported_with_its_value_and_the_fix(bad, field) -> 
     assert error is not None
     assert error.field == field
     assert str(error).startswith((f"{field}: invalid value ", f"{field}: required value: "))
+
+
+@pytest.mark.parametrize(
+    ("bad", "expected"),
+    [
+        (job().wants(replicas=0), "must be an integer >= 1"),
+        (job().wants(hang={"timeoutSeconds": "1"}), "must be an integer"),
+        (job().wants(suspend="yes"), "must be true or false"),
+        (job().recovery(rules={}), "must be a list"),
+        (job().recovery(scope="Pod"), "must be one of Auto, Replica, Job"),
+        (job().recovery(nodeLostSeconds=0), "must be an integer >= 1, or Never"),
+        (job().wants(processesPerReplica="all"), "must be an integer between 1 and 1024, or auto"),
+        (job().container(env="A=B"), "must be a list"),
+    ],
+)
+def test_error_says_what_is_expected(bad, expected) -> None:
+    assert str(bad.job().error).endswith(f": {expected}")
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        param(job().replicas(2).elastic(2, 2), id="a range of one size"),
+        param(job().wants(checkpoint={"volume": PVC, "resumeFrom": {"path": "a..b"}}), id="dots in a name"),
+        param(job().recovery(nodeLostSeconds="Never"), id="the word Never"),
+    ],
+)
+def test_value_at_the_edge_is_valid(good) -> None:
+    assert good.job().error is None
 
 
 def test_parts_of_the_template_may_be_null_as_in_any_pod() -> None:
