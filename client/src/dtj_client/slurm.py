@@ -203,7 +203,10 @@ def _line(line: str, values: dict[str, Sequence[str]], script: Script, container
         return False
     if not _assign([each.partition("=") for each in variables], {}, container):
         return False
-    container["command"] = _with_values(_without_srun(words, script, container), values)
+    command = _with_values(_without_srun(words, script, container), values)
+    if _base(words[0]) == "srun" and script.spec.get("processesPerReplica", 1) > 1:
+        command = _for_each_task(command, script)
+    container["command"] = command
     script.notes += [_left_out(each) for each in rest]
     return True
 
@@ -287,6 +290,21 @@ def _with_values(words: list[str], values: Mapping[str, Sequence[str]]) -> list[
     except ValueError:
         return words
     return [*words[:2], shlex.join(known)]
+
+
+def _for_each_task(command: list[str], script: Script) -> list[str]:
+    """The command as often in each pod as srun runs it on a node, unless it starts ranks itself."""
+    starts_ranks = re.search(
+        r"torchrun|torch\.distributed|accelerate launch|deepspeed|mpirun", " ".join(command)
+    )
+    if starts_ranks or not command:
+        return command
+    script.notes.append("srun starts a process for each task: here torchrun does")
+    words = command[1:] if _base(command[0]) in ("python", "python3") else []
+    words = words[words[:1] == ["-u"] :]  # the operator sets PYTHONUNBUFFERED
+    if words and (words[0] == "-m" or words[0].endswith(".py")):
+        return ["torchrun", *words]
+    return ["torchrun", "--no-python", *command]
 
 
 def _starts_program(word: str) -> bool:

@@ -466,10 +466,26 @@ def test_sbatch_command_with_variables_before_and_in_it() -> None:
 def test_sbatch_script_that_starts_one_process_for_each_task() -> None:
     found = only("#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=4\n#SBATCH -c2\nsrun -u python train.py\n")
     assert found.job["spec"]["processesPerReplica"] == 4
-    assert trainer(found.job)["command"] == ["python", "train.py"]
+    assert trainer(found.job)["command"] == ["torchrun", "train.py"]
+    assert "srun starts a process for each task: here torchrun does" in found.notes
     assert [note for note in found.notes if "lacks its code" in note]
     assert trainer(found.job)["resources"] == {"requests": {"cpu": "8"}}
     assert "not carried over: srun -u" in found.notes
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("srun python -u -m a.train -u 1", ["torchrun", "-m", "a.train", "-u", "1"]),
+        ("srun python -W error a.py", ["torchrun", "--no-python", "python", "-W", "error", "a.py"]),
+        ("srun sh -c 'python a.py | tee b'", ["torchrun", "--no-python", "sh", "-c", "python a.py | tee b"]),
+        ("srun bash -c 'cd /a && torchrun a.py'", ["bash", "-c", "cd /a && torchrun a.py"]),
+        ("python a.py", ["python", "a.py"]),
+    ],
+)
+def test_program_of_srun_runs_once_for_each_task(line: str, command: list[str]) -> None:
+    found = only(f"#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n{line}\n")
+    assert trainer(found.job)["command"] == command
 
 
 def test_torchrun_options_that_stay() -> None:
