@@ -210,7 +210,8 @@ def advice(name: str, status: Json) -> str:
         case "Succeeded":
             return f"kubectl dtj logs {name}"
         case "Failed":
-            return f"correct the cause above and submit the job again; kubectl dtj logs {name} has the logs"
+            logs = f"; kubectl dtj logs {name} has the logs" if status.get("ready") else ""
+            return f"correct the cause above and submit the job again{logs}"
         case "Suspended":
             return _advice_if_suspended(name, status)
         case "Recovering" | "Terminating" as phase:

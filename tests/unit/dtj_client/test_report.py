@@ -128,7 +128,11 @@ def held(reason: str) -> Json:
             id="deactivated",
         ),
         param({"phase": "Succeeded"}, "kubectl dtj logs digits", id="succeeded"),
+        param(
+            {"phase": "Failed", "ready": "0/2"}, "again; kubectl dtj logs digits has the logs", id="failed"
+        ),
         param({"phase": "Recovering"}, "nothing", id="recovering"),
+        param({"phase": "Terminating"}, "nothing: the job is being deleted", id="being deleted"),
         param(
             {
                 "phase": "Pending",
@@ -149,6 +153,10 @@ def held(reason: str) -> Json:
 )
 def test_advice(status: Json, advice: str) -> None:
     assert advice in shown(status).splitlines()[-1]
+
+
+def test_job_that_never_had_a_pod_has_no_logs_to_look_at() -> None:
+    assert shown({"phase": "Failed"}).endswith("next: correct the cause above and submit the job again")
 
 
 def initializing(state: Json) -> Json:
