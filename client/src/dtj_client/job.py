@@ -1,5 +1,6 @@
 """A job on the cluster, with a method for each verb of `kubectl dtj`."""
 
+import contextlib
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from dtj_client import view
-from dtj_client.errors import ClientError, GoneError, Patience
+from dtj_client.errors import ClientError, ForbiddenError, GoneError, Patience
 from dtj_client.events import Event, of_api, of_kubelet
 from dtj_client.kubectl import KIND, Json, Kubectl, container_of, index_of, replicas_of
 from dtj_client.logs import MOST_FOLLOWED, Line, follow_job, of_ranks, snapshot
@@ -91,13 +92,14 @@ class Job:
         """How the job ended that this object has seen. Raises GoneError."""
         for number in range(_TRIES if self._uids else 0):
             time.sleep(POLL_S / 2 if number else 0)
-            for event in reversed(self._events(self._uids[0])):
-                if event.reason in _SUCCEEDED:
-                    return Status(phase="Succeeded")
-                if event.reason in _FAILED:
-                    return Status(phase="Failed", message=event.message)
+            with contextlib.suppress(ForbiddenError):
+                for event in reversed(self._events(self._uids[0])):
+                    if event.reason in _SUCCEEDED:
+                        return Status(phase="Succeeded")
+                    if event.reason in _FAILED:
+                        return Status(phase="Failed", message=event.message)
         if self._uids:
-            raise GoneError(f"job {self.name} was deleted before it had finished") from gone
+            raise GoneError(f"job {self.name} was deleted, and no Event says that it had finished") from gone
         raise gone
 
     @property

@@ -10,7 +10,7 @@ import pytest
 import dtj_client
 from dtj_client import aio, job
 from dtj_client.aio import _from_thread
-from dtj_client.errors import ClientError, GoneError
+from dtj_client.errors import ClientError, ForbiddenError, GoneError
 from dtj_client.kubectl import Json, Kubectl
 
 
@@ -60,6 +60,8 @@ class Vanishing(Kubectl):
 
     def items(self, kind: str, *options: str) -> list[Json]:
         assert (kind, options) == ("events", ("--field-selector=involvedObject.uid=u",))
+        if not _EVENTS:
+            raise ForbiddenError("alice may not list events here")
         return [{"metadata": {}, "reason": reason, "message": "why"} for reason in _EVENTS]
 
 
@@ -88,10 +90,15 @@ async def test_events_say_how_a_job_ended_that_was_deleted_at_once(
 
 
 @pytest.mark.parametrize(
-    ("phases", "said"), [(["Running"], "deleted before it had finished"), ([], "there is no job digits")]
+    ("phases", "events", "said"),
+    [
+        (["Running"], ["Restarting"], "was deleted, and no Event says"),
+        (["Running"], [], "was deleted, and no Event says"),
+        ([], ["Completed"], "there is no job digits"),
+    ],
 )
-async def test_job_that_did_not_finish_is_missed(phases: list[str], said: str) -> None:
-    _PHASES[:], _EVENTS[:] = phases, ["Restarting"]
+async def test_job_that_did_not_finish_is_missed(phases: list[str], events: list[str], said: str) -> None:
+    _PHASES[:], _EVENTS[:] = phases, events
     with pytest.raises(ClientError, match=said):
         await aio.Job("digits", Vanishing()).wait()
 
