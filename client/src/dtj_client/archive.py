@@ -24,6 +24,8 @@ NEVER = (".git", ".mypy_cache/", ".ruff_cache/", ".venv/", "venv/", "node_module
 SECRETS = (
     *(".env", ".env.*", "*.pem", "*.key", "*.p12", "id_rsa*", "id_ed25519*", ".netrc", ".npmrc", ".pypirc"),
     *("*kubeconfig*", ".kube/", ".aws/", ".ssh/", "credentials*.json", "service-account*.json"),
+    *(".envrc", "*.pfx", ".git-credentials", ".docker/", ".config/gcloud/", ".vault-token", "kaggle.json"),
+    *(".huggingface/", ".cache/huggingface/token", ".streamlit/secrets.toml"),
 )
 
 

@@ -52,11 +52,15 @@ def test_ignore_files_are_read_as_git_reads_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [".env", ".env.local", "tls/server.key", "id_rsa", "my.kubeconfig", ".aws/credentials"]
+    "name",
+    [
+        *(".env", ".env.local", ".envrc", "tls/server.key", "id_rsa", "my.kubeconfig", ".aws/credentials"),
+        *(".git-credentials", ".docker/config.json", "kaggle.json", ".cache/huggingface/token"),
+    ],
 )
 def test_secrets_are_never_sent_and_are_named(tmp_path: Path, name: str) -> None:
     write(tmp_path, train_py="print(1)")
-    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
     (tmp_path / name).write_text("secret")
 
     packed = pack(tmp_path)
