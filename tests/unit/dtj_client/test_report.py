@@ -155,7 +155,7 @@ def test_advice(status: Json, advice: str) -> None:
     assert advice in shown(status).splitlines()[-1]
 
 
-def test_job_that_never_had_a_pod_has_no_logs_to_look_at() -> None:
+def test_job_that_never_had_a_pod_has_no_logs() -> None:
     assert shown({"phase": "Failed"}).endswith("next: correct the cause above and submit the job again")
 
 
