@@ -205,6 +205,11 @@ def test_operator_accepts_the_status_of_replica_0_only():
             'Traceback:\n  File "a.py", line 1\n    x()\nCudaError: no memory\nCompile with debug symbols.',
             id="an error of several lines, and a traceback",
         ),
+        pytest.param(
+            '  + Exception Group Traceback (most recent call last):\n  |   File "a.py", line 1\n  |     x()\n'
+            "  | ExceptionGroup: two loaders (2 sub-exceptions)\n  +-+---- 1 ----\n    | ValueError: a",
+            id="a group of errors",
+        ),
         pytest.param('in a wait:\n  File "a.py", line 1\n    x()', id="a stack without an error"),
     ],
 )

@@ -209,6 +209,18 @@ def test_report_has_the_newest_of_many_names(monkeypatch: pytest.MonkeyPatch) ->
     assert report == dict(list(d.meter.metrics.items())[1 - len(report) :]) | now
 
 
+def test_name_with_half_a_character_can_be_written(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    """As of a class that is named after a file; it would end a run whose metrics go to a table."""
+    clock = Clock()
+    line = logger(clock, log_every=1, metrics=(str(tmp_path / "run.csv"),))
+    line.begin(1)
+    line.note({"of \udcff": 1.0}, now=True)
+    end(line, step=1)
+    header, row = (tmp_path / "run.csv").read_text().splitlines()
+    assert (header.rpartition(",")[2], row.rpartition(",")[2]) == ("of \\udcff", "1.0")
+    assert "of \\udcff 1.0000" in capsys.readouterr().out
+
+
 def test_tensor_with_several_elements_is_rejected() -> None:
     with pytest.raises(RecipeError, match=r"run.log got logits of shape \(2, 3\)"):
         logger(Clock()).note({"logits": torch.zeros(2, 3)}, now=False)

@@ -4,12 +4,15 @@ A verdict comes without actions: it is written to the status first, and the next
 So a crash between the two neither forgets a restart nor counts it twice.
 """
 
+import re
 from dataclasses import dataclass, field
 
 from dtj_operator.model.children import Refusal
 from dtj_operator.model.json import Json
 from dtj_operator.model.private import Shortage
 from dtj_operator.model.views import PodGroupView, PodView, WorkloadView
+
+_GROUP = re.compile(r"^ +\| ")  # before each line of an exception of an ExceptionGroup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +57,7 @@ def headline(message: str) -> str:
 
     The last line of an error of dtj says how to fix what the line before names, so it is both.
     """
-    lines = message.strip().splitlines() or [""]
+    lines = [_GROUP.sub("", line) for line in message.strip().splitlines()] or [""]
     frames = [number for number, line in enumerate(lines) if line.startswith("  File ")]
     behind = lines[frames[-1] :] if frames else []
     found = next((line for line in behind if line and not line.startswith(" ")), lines[-1])

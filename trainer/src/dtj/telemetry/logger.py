@@ -76,7 +76,10 @@ class Logger:
                     f"run.log got {name}={value!r}, expected a number", fix="log numbers or tensors"
                 ) from None
         # Without its graph, which would keep activations until the next step.
-        self._values |= {n: v.detach() if isinstance(v, torch.Tensor) else v for n, v in values.items()}
+        self._values |= {
+            _printable(name): value.detach() if isinstance(value, torch.Tensor) else value
+            for name, value in values.items()
+        }
         self._now = self._now or now
 
     @property
@@ -171,6 +174,11 @@ class Logger:
         for callback in self._callbacks:
             callback(reading["step"], dict(curves(shown)))
         print(metrics.as_json(reading) if self._json else metrics.as_text(reading), flush=True)
+
+
+def _printable(name: str) -> str:
+    """A name that files and terminals take: one that was read from a file may hold half a character."""
+    return name.encode(errors="backslashreplace").decode()
 
 
 def fit_report(reading: metrics.Reading, names: Collection[str]) -> metrics.Reading:
