@@ -15,7 +15,7 @@ import pytest
 
 from dtj import contract
 from dtj.agent.report.status_server import StatusServer
-from tests.process.dtj.conftest import PROGRAMS, Command, Finished, free_port, is_dead, wait_for
+from tests.process.dtj.conftest import PROGRAMS, Command, Finished, children, free_port, is_dead, wait_for
 from tests.support.commands import DEADLINE_S
 
 Start = Callable[..., Command]
@@ -86,6 +86,19 @@ def test_unknown_page_is_not_found(start: Start, tmp_path: Path) -> None:
         get(port, "/nothing")
     with raised.value as answer:
         assert answer.code == 404
+
+
+def test_page_is_served_again_if_its_process_dies(start: Start, tmp_path: Path) -> None:
+    """The operator would replace the pod, as one that is cut off."""
+    port, script = free_port(), tmp_path / "sleeper.py"
+    script.write_text("import time\ntime.sleep(600)\n")
+    command = start("run", "--port", port, script)
+    wait_for(lambda: status(port).get("ranks"), "the status page")
+    (server,) = {*children(command.pid)} - {rank["pid"] for rank in status(port)["ranks"]}
+    os.kill(server, signal.SIGKILL)
+    wait_for(lambda: status(port).get("ranks"), "the status page again")
+    assert get(port, "/stacks").startswith("rank 0, pid ")
+    assert server not in children(command.pid)
 
 
 def test_stacks_show_where_every_rank_is_now(start: Start, tmp_path: Path) -> None:

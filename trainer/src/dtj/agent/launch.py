@@ -236,7 +236,8 @@ class _Agent:
                 return
             if pid == 0:
                 return
-            if not (self._coordinator and self._coordinator.reaped(pid)):
+            is_store = self._coordinator is not None and self._coordinator.reaped(pid)
+            if not (is_store or self._page.reaped(pid)):
                 self._supervisor.reaped(pid, os.waitstatus_to_exitcode(status))
 
     def _on_stacks_requested(self) -> None:

@@ -1,12 +1,14 @@
 """/status, /metrics, /stacks and /healthz over HTTP, read only.
 
 A separate process, forked before the ranks, so that the agent has no threads and can fork again at any time.
-The agent sends it the newest document, and stacks when it requests them. It dies with the agent.
+The agent sends it the newest document, and stacks when it requests them. It dies with the agent, which starts
+it again if it dies alone.
 """
 
 import contextlib
 import errno
 import json
+import os
 import queue
 import socket
 import socketserver
@@ -45,7 +47,7 @@ class StatusServer:
     """The agent's side of the server."""
 
     def __init__(self, pid: int, documents: socket.socket) -> None:
-        self._pid = pid
+        self.pid = pid
         self._documents = documents
 
     @classmethod
@@ -90,7 +92,11 @@ class StatusServer:
 
     def stop(self) -> None:
         """Kill the process and reap it, if it is still there."""
-        end_helper(self._pid)
+        end_helper(self.pid)
+        self.close()
+
+    def close(self) -> None:
+        """To be called if the process was reaped."""
         self._documents.close()
 
 
@@ -112,12 +118,19 @@ class _HttpServer(ThreadingHTTPServer):
 def _serve(server: ThreadingHTTPServer, documents: socket.socket) -> None:
     _Handler.document = json.loads(documents.recv(_DOCUMENT_BYTES))
     _Handler.agent = documents
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=_listen_or_end, args=(server,), daemon=True).start()
     while data := documents.recv(_DOCUMENT_BYTES):
         if data.startswith(_STACKS):
             _answer_waiting(data.removeprefix(_STACKS))
         else:
             _Handler.document = json.loads(data)
+
+
+def _listen_or_end(server: ThreadingHTTPServer) -> None:
+    try:
+        server.serve_forever()
+    finally:
+        os._exit(1)  # a page that answers nothing would last; the agent starts the process again
 
 
 def _answer_waiting(stacks: bytes) -> None:
