@@ -8,12 +8,13 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pytest
 
 from dtj.copies import buddy, slot, space
 from dtj.copies.buddy import Address
-from dtj.copies.keeper import Sender, Sending, Server
+from dtj.copies.keeper import Sender, Server, successor
 from dtj.copies.slot import HEADER_BYTES, LABEL_BYTES, Header, Label, Slot
 
 RANK = 3
@@ -142,13 +143,14 @@ def test_copies_go_to_a_new_buddy_while_the_lost_one_is_still_waited_for(
 
     monkeypatch.setattr(Slot, "mark_sent", marked)
     write(own[0], 1)
-    sending = Sending({RANK: [each.fd for each in own]}, say=keeper.said.append)
-    sending.use(address)
+    use = partial(successor, slots={RANK: [each.fd for each in own]}, say=keeper.said.append)
+    first = use(None, address)
     with listener.accept()[0]:
-        sending.use(keeper.address)
+        second = use(first, keeper.address)
+        assert use(second, keeper.address) is second
         assert sent.wait(60)
         assert keeper.kept() == [(1, PAYLOAD)]
-    sending.use(None)
+    assert use(second, None) is None
     assert keeper.said == []
 
 

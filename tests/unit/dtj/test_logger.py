@@ -57,7 +57,7 @@ def train(*loggers: Logger, clock: Clock, steps: range, step_s: float, **values:
         clock.now += step_s
         if requested:
             for d in loggers:
-                d.require_line()
+                d.is_due = True
         end(*loggers, step=step, samples=8 * step, epoch=step // 50)
         requested = True in [d.wants_line() for d in loggers]
 

@@ -99,29 +99,23 @@ class Sender(threading.Thread):
         return True
 
 
-class Sending:
-    """Sends the copies of the own ranks to the present buddy.
+def successor(
+    sender: Sender | None, address: Address | None, slots: Mapping[int, Sequence[int]], *, say: Say
+) -> Sender | None:
+    """Who sends to this keeper from now on: the same one, or another one, which sends all copies again.
 
     slots  rank -> file descriptors
     """
-
-    def __init__(self, slots: Mapping[int, Sequence[int]], *, say: Say) -> None:
-        self._slots = slots
-        self._say = say
-        self._sender: Sender | None = None
-
-    def use(self, address: Address | None) -> None:
-        """Send to this keeper from now on, all copies again if it is another one."""
-        if self._sender and self._sender.address == address:
-            self._sender.retry()
-            return
-        if self._sender:
-            self._sender.end()
-        self._sender = None
-        if address:
-            own = {rank: tuple(map(Slot, fds)) for rank, fds in self._slots.items()}
-            self._sender = Sender(address, own, say=self._say)
-            self._sender.start()
+    if sender and sender.address == address:
+        sender.retry()
+        return sender
+    if sender:
+        sender.end()
+    if not address:
+        return None
+    found = Sender(address, {rank: tuple(map(Slot, fds)) for rank, fds in slots.items()}, say=say)
+    found.start()
+    return found
 
 
 class _OwnSlot(Slot):
@@ -233,13 +227,13 @@ def run(
     commands  datagrams of JSON: {"buddy": fields of an Address or null, "ward": [rank, ...]}
     slots     rank -> file descriptors
     """
-    sending = Sending(slots, say=_say)
+    sender: Sender | None = None
     server = Server(listener, token, say=_say)
     threading.Thread(target=server.serve, daemon=True).start()
     while command := commands.recv(_COMMAND_BYTES):
         fields = json.loads(command)
         server.keep(fields["ward"])
-        sending.use(fields["buddy"] and Address(**fields["buddy"]))
+        sender = successor(sender, fields["buddy"] and Address(**fields["buddy"]), slots, say=_say)
 
 
 def _say(what: str) -> None:

@@ -24,7 +24,7 @@ Future = torch.futures.Future[torch.Tensor]
 _as_they_are: Callable[[Any, Any], Future] = default_hooks.allreduce_hook
 
 
-class Plain:
+class Hook:
     """One of torch's hooks, and the base of the others. While `paused`, gradients are not compressed."""
 
     def __init__(self, hook: Callable[[Any, Any], Future] = _as_they_are) -> None:
@@ -41,7 +41,7 @@ class Plain:
         return self._hook(None, bucket)
 
 
-class WithFeedback(Plain):
+class WithFeedback(Hook):
     """Hooks with error feedback. It is stored by parameter, since DDP rebuilds its buckets after step one."""
 
     def __init__(self) -> None:
@@ -138,13 +138,13 @@ class PowerSGD(WithFeedback):
         return self._right[parameter]
 
 
-def hook(name: str, amount: float | None) -> Plain:
+def hook(name: str, amount: float | None) -> Hook:
     """The hook of `--compress name:amount`."""
     match name:
         case "bf16":
-            return Plain(default_hooks.bf16_compress_hook)
+            return Hook(default_hooks.bf16_compress_hook)
         case "fp16":
-            return Plain(default_hooks.fp16_compress_hook)
+            return Hook(default_hooks.fp16_compress_hook)
         case "powersgd":
             return PowerSGD(int(amount or 4))
         case "topk":

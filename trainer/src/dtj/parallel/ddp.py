@@ -3,27 +3,20 @@
 import contextlib
 from collections.abc import Iterator
 from inspect import signature
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dtj.errors import RecipeError
+from dtj.parallel.compress import Hook
 from dtj.parallel.layout import Layout
 from dtj.parallel.strategy import Strategy, is_on_several_devices, move_to_device
 
 _BUFFERS = "forward_sync_buffers"
 if _BUFFERS not in signature(DistributedDataParallel).parameters:
     _BUFFERS = "broadcast_buffers"  # its name in older versions of torch
-
-
-class Hook(Protocol):
-    """A DDP communication hook, called for each bucket; while `paused`, it only averages."""
-
-    paused: bool
-
-    def average(self, _state: Any, bucket: Any, /) -> "torch.futures.Future[torch.Tensor]": ...
 
 
 class DataParallel(Strategy):

@@ -164,7 +164,7 @@ class Boundary:
         self._next = self._sent[0] + max(1, decided.interval)
         self._reads_at_once = decided.interval == 0 and not self.strategy.max_steps_ahead
         if decided.log:
-            self._need_logger().require_line()
+            self._need_logger().is_due = True
         return decided
 
     @property

@@ -38,7 +38,10 @@ class Line(NamedTuple):
 
 
 class Logger:
-    """Collects the values of the present step and decides when a line is due. Only rank 0 prints."""
+    """Collects the values of the present step and decides when a line is due. Only rank 0 prints.
+
+    is_due  this step will be logged; the same on every rank. Set also when all ranks have agreed to log it
+    """
 
     def __init__(
         self, *, settings: Settings, rank: int, meter: metrics.Meter, callbacks: Sequence[OnLine] = ()
@@ -52,7 +55,7 @@ class Logger:
         targets = settings.metrics if rank == 0 else ()
         self._files = [open_for(target, step=meter.step) for target in targets]
         self._values: dict[str, torch.Tensor | float] = {}
-        self._due = True  # log the first step: it shows that training runs
+        self.is_due = True  # at first: a line shows that training runs
         self._now = False
         self._requested = False
         self._pending: list[Line] = []
@@ -82,21 +85,16 @@ class Logger:
         }
         self._now = self._now or now
 
-    @property
-    def is_due(self) -> bool:
-        """This step will be logged; the same on every rank."""
-        return self._due
-
     def forget(self) -> None:
         """The message in flight is lost; log the next step instead."""
-        self._requested, self._due = False, True
+        self._requested, self.is_due = False, True
 
     def begin(self, step: int) -> None:
         """Called before `step`; the last step is always logged."""
         self._values = {n: v for n, v in self._values.items() if not isinstance(v, torch.Tensor)}
         self.meter.begin_step()
         on_flag = self._every is not None and step % self._every == 0
-        self._due = self._due or on_flag or step == self.meter.total_steps
+        self.is_due = self.is_due or on_flag or step == self.meter.total_steps
 
     def wants_line(self) -> bool:
         """Ask all ranks to log a step: rank 0 about once a second, any rank if it has lines to deliver."""
@@ -108,22 +106,18 @@ class Logger:
         self._requested = is_time or bool(self._pending)
         return self._requested
 
-    def require_line(self) -> None:
-        """All ranks agreed to log the step that has just ended."""
-        self._due = True
-
     def end(self, step: int, *, samples: int, epoch: int, waited_s: float) -> None:
         """Make the line of `step`, if it is logged or this rank asked for it. Waits for the device.
 
         samples   of all ranks, since the start
         waited_s  seconds that this rank has waited for data, since the start
         """
-        if not self._due and not self._now:
+        if not self.is_due and not self._now:
             return
         values = {name: float(value) for name, value in self._values.items()}
         wait = self._wait_since_line(waited_s)
         self._pending.append(Line(step, self.meter.clock(), samples, epoch, wait, values))
-        self._values, self._due, self._now = {}, False, False
+        self._values, self.is_due, self._now = {}, False, False
 
     def pending(self) -> str:
         """The lines of this rank that are not delivered, as text."""
