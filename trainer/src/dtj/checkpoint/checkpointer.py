@@ -20,12 +20,10 @@ from dtj.checkpoint.owner import Owner
 from dtj.checkpoint.parts import Parts
 from dtj.checkpoint.writer import (
     NO_SCORE,
-    Best,
     Group,
     Writer,
     on_rank0,
     report,
-    with_best,
 )
 from dtj.errors import CheckpointError, RecipeError, SupersededError
 from dtj.parallel.strategy import Strategy
@@ -90,11 +88,9 @@ class Checkpointer:
         if not self.run_dir:
             return
         writer = self._writer
-        is_highest, score, best = on_rank0(
-            lambda: (score > max(self._offered, writer.highest), score, writer.best and vars(writer.best)),
-            group,
+        is_highest, score, writer.best = on_rank0(
+            lambda: (score > max(self._offered, writer.highest), score, writer.best), group
         )
-        writer.best = Best(**best) if best else None
         if is_highest:  # the score of rank 0: all ranks must find a save due
             self._offered = score
 
@@ -182,8 +178,8 @@ class Checkpointer:
 
     def whole_state(self, step: int) -> dict[str, Any]:
         """What another rank needs to continue after `step`. Only if every rank holds the whole state."""
-        more = {"offered": self._offered, "gradients": self.parts.gradients()}
-        return with_best(self._writer.best, self.parts.state(step)) | more
+        more = {"best": self._writer.best, "offered": self._offered, "gradients": self.parts.gradients()}
+        return self.parts.state(step) | more
 
     def load_whole_state(self, state: dict[str, Any]) -> None:
         """Load what `whole_state` of another rank returned."""
@@ -194,8 +190,7 @@ class Checkpointer:
 
     def rank_state(self) -> dict[str, Any]:
         """What this rank alone needs to continue, for a copy in memory."""
-        best = self._writer.best
-        kept = {"best": vars(best) if best else None, "offered": self._offered, "saved": self.saved_step}
+        kept = {"best": self._writer.best, "offered": self._offered, "saved": self.saved_step}
         return self.parts.rank_state() | {_KEPT: kept}
 
     def load_rank_state(self, state: dict[str, Any]) -> None:
@@ -215,7 +210,7 @@ class Checkpointer:
 
     def _take_over(self, state: dict[str, Any]) -> None:
         if best := state.get("best"):
-            self._writer.best = Best(**best)
+            self._writer.best = best
 
     def _report_failure(self) -> None:
         failure, self._writer.failure = self._writer.failure, None

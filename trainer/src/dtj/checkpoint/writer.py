@@ -8,7 +8,7 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypedDict, TypeVar
 
 import torch.distributed as dist
 
@@ -29,9 +29,8 @@ _ERRORS: dict[str, type[DtjError]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Best:
-    """The checkpoint with the highest score, kept besides the newest ones."""
+class Best(TypedDict):
+    """The checkpoint with the highest score, kept besides the newest ones. A checkpoint has it as `best`."""
 
     step: int
     score: float
@@ -65,7 +64,7 @@ class Writer:
     @property
     def highest(self) -> float:
         """Highest score of any checkpoint, including the save in progress."""
-        return max(self._score, self.best.score if self.best else NO_SCORE)
+        return max(self._score, self.best["score"] if self.best else NO_SCORE)
 
     def write(self, snapshot: Snapshot, *, score: float, began: float, group: Group) -> None:
         """Write and commit. Every rank of the group calls this. A disk error is stored in `failure`.
@@ -139,19 +138,14 @@ class Writer:
         return save.commit(
             self._need_owner(),
             snapshot.step,
-            with_best(best, snapshot.tree),
+            snapshot.tree | {"best": best},  # so that a resumed run keeps it, too
             keep=self.keep,
-            best=best.step if best else None,
+            best=best["step"] if best else None,
         )
 
     def _need_owner(self) -> Owner:
         assert self.owner is not None  # nothing is saved without a folder
         return self.owner
-
-
-def with_best(best: Best | None, tree: dict[str, Any]) -> dict[str, Any]:
-    """The state with an entry for the best checkpoint, so that a resumed run keeps it, too."""
-    return tree | {"best": vars(best) if best else None}
 
 
 def report(newest: Location, **more: float) -> None:
