@@ -5,8 +5,6 @@ state -> parts        whichever strategy saved it, and however it was sharded th
 """
 
 import copy
-import operator
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,6 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dtj.checkpoint import placeholders, save
 from dtj.checkpoint.objects import Location
@@ -80,7 +79,7 @@ class Parts:
 
     def state(self, step: int) -> dict[str, Any]:
         """The state as this rank holds it; complete only if every rank holds the whole state."""
-        return self._tree(step, {name: _state_of(part) for name, part in self._all.items()})
+        return self._tree(step, self.rank_state())
 
     def snapshot(self, step: int, group: "dist.ProcessGroup | None") -> Snapshot:
         """The state to save. Every rank calls this after the same step; only sharded state needs messages."""
@@ -89,7 +88,7 @@ class Parts:
             return Snapshot(step=step, tree=self.state(step) if is_rank0 else {}, shards={})
         from dtj.checkpoint import sharded  # noqa: PLC0415 - half a second of imports that DDP does not need
 
-        mine, shards = sharded.extract_tensors({name: _state_of(part) for name, part in self._all.items()})
+        mine, shards = sharded.extract_tensors(self.rank_state())
         trees = [mine]  # of all ranks
         if group is not None:
             trees = exchange.gather(mine, group=group)
@@ -211,19 +210,10 @@ class Parts:
 
 
 def _state_of(part: Stateful) -> Any:
-    return _without_numpy(part.state_dict())
-
-
-def _without_numpy(state: Any) -> Any:
     """NumPy's numbers as Python's, as of a learning rate that np.cos computed: torch would not load them."""
-    if isinstance(state, np.generic):
-        return state.item()
-    if type(state) in {dict, OrderedDict}:
-        found = {key: _without_numpy(value) for key, value in state.items()}
-        return state if all(found[key] is value for key, value in state.items()) else type(state)(found)
-    if type(state) in {list, tuple}:
-        items = [_without_numpy(item) for item in state]
-        return state if all(map(operator.is_, items, state)) else type(state)(items)
+    state = part.state_dict()
+    if any(isinstance(each, np.generic) for each in tree_leaves(state)):
+        return tree_map_only(np.generic, lambda number: number.item(), state)
     return state
 
 
