@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map_only, tree_map_with_path
 
 from dtj.checkpoint import placeholders, save
 from dtj.checkpoint.objects import Location
@@ -226,16 +226,15 @@ def _check_kind(part: Stateful) -> None:
 
 
 def _copied(state: Any, earlier: Any) -> Any:
-    if isinstance(state, torch.Tensor):
-        copied = earlier if _fits(earlier, state) else _host_memory_for(state)
-        return copied.copy_(state.detach())
-    if isinstance(state, dict):
-        old = earlier if isinstance(earlier, dict) else {}
-        return {key: _copied(value, old.get(key)) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        pairs = zip(state, earlier, strict=True) if _is_alike(earlier, state) else ((v, None) for v in state)
-        return type(state)(_copied(value, old) for value, old in pairs)
-    return copy.copy(state)
+    before = dict(tree_flatten_with_path(earlier)[0])
+    return tree_map_with_path(lambda path, value: _copy_of(value, before.get(path)), state)
+
+
+def _copy_of(value: Any, earlier: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return copy.copy(value)
+    copied = earlier if _fits(earlier, value) else _host_memory_for(value)
+    return copied.copy_(value.detach())
 
 
 def _host_memory_for(tensor: torch.Tensor) -> torch.Tensor:
@@ -250,7 +249,3 @@ def _fits(earlier: Any, tensor: torch.Tensor) -> bool:
         getattr(earlier, each, None) == getattr(tensor, each, None)
         for each in ("shape", "dtype", "layout", "placements", "device_mesh")
     )
-
-
-def _is_alike(earlier: Any, state: list[Any] | tuple[Any, ...]) -> bool:
-    return isinstance(earlier, list | tuple) and len(earlier) == len(state)
