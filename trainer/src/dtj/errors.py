@@ -3,7 +3,7 @@
 DtjError                    exit 1
 ├── RecipeError             exit 78: invalid recipe, arguments or environment; a retry will not help
 ├── CheckpointError         exit 1: a checkpoint could not be written or read; the recipe is not the cause
-│   └── DamagedError        exit 1: the content of a checkpoint's shards is wrong
+│   └── DamagedError        exit 1: the content of a checkpoint is wrong
 ├── SupersededError         exit 76: a process that started later writes to the run's folder; never restarted
 └── MachineError            exit 76: no process or port available; a retry or another node may help
 Stopped(SystemExit)         not an error: the agreed stop after SIGTERM, exit 75 with a committed checkpoint
@@ -56,7 +56,7 @@ class CheckpointError(DtjError):
 
 
 class DamagedError(CheckpointError):
-    """The content of a checkpoint's shards is wrong: to read them again would not help."""
+    """The content of a checkpoint is wrong: to read it again would not help."""
 
 
 class SupersededError(DtjError):
