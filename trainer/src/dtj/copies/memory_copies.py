@@ -7,6 +7,7 @@
 The copies are an addition: if anything about one is in doubt, the newest checkpoint is used.
 """
 
+import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +35,8 @@ _BUDDY_WAIT_S = 30.0
 _USABLE = 0.5
 _GIB = 1 << 30
 _NONE = slot.age(None)
+# What loading a state raises that does not fit the program.
+_MISFITS = (RuntimeError, ValueError, KeyError)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -149,13 +152,13 @@ class MemoryCopies:
             return None, "its checksum is wrong"
         try:
             return tree.unpack(payload, self.checkpointer.parts.template), None
-        except (CheckpointError, ValueError, KeyError, RuntimeError, AttributeError) as error:
+        except (CheckpointError, pickle.UnpicklingError, *_MISFITS, AttributeError) as error:
             return None, str(error)
 
     def _load(self, state: Any, age: Age) -> None:
         try:
             self.checkpointer.load_rank_state(state)
-        except (RuntimeError, ValueError, KeyError) as error:
+        except _MISFITS as error:
             for each in self.slots:
                 each.clear()
             raise CheckpointError(

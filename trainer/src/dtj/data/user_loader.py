@@ -12,7 +12,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,32 +34,15 @@ _KEPT = (
 )
 
 
-class Batches(Protocol):
-    """The batches of one rank.
-
-    unit        of `done`, what an epoch has consumed: "samples" of all ranks, or "batches" of this rank
-    batch_size  samples of a batch; None: unknown
-    """
-
-    unit: str
-    batch_size: int | None
-
-    def begin(self, epoch: int, done: int) -> tuple[Iterator[Any], int]: ...  # and what it has consumed then
-    def left(self, done: int) -> int | None: ...  # batches until the epoch ends; None: unknown
-    def after(self, done: int, batches: int) -> int: ...
-
-
 class UserLoader(Source):
     """A step is `accumulate` batches of this rank, each of them a micro-batch."""
 
     def __init__(self, loader: Any, *, rank: int, size: int, seed: int, accumulate: int) -> None:
         self._kind = type(loader).__name__
         _check(loader, self._kind, accumulate)
-        self._batches: Batches
-        if _can_divide(loader):
-            self._batches = Divided(loader, rank=rank, size=size, seed=seed)
-        else:
-            self._batches = AsItIs(loader)
+        self._batches = (
+            Divided(loader, rank=rank, size=size, seed=seed) if _can_divide(loader) else AsItIs(loader)
+        )
         if self._batches.left(0) == 0:
             raise _empty(self._kind)
         self._rank, self._size, self._seed, self._accumulate = rank, size, seed, accumulate
@@ -197,6 +180,9 @@ class Divided:
 
     As torch's DistributedSampler it gives ranks equal numbers of samples: by repeating a few at the end of an
     epoch, with drop_last by leaving a few out.
+
+    unit        of `done`, what an epoch has consumed: samples of all ranks
+    batch_size  samples of a batch of this rank; None: unknown
     """
 
     unit = "samples"
@@ -221,14 +207,17 @@ class Divided:
         )
 
     def begin(self, epoch: int, done: int) -> tuple[Iterator[Any], int]:
+        """The batches of an epoch from `done` on, or from its start; and what it has consumed there."""
         self._sampler.epoch, self._sampler.done = epoch, done
         return iter(self._loader), done
 
     def left(self, done: int) -> int:
+        """Batches until the epoch ends; None: unknown."""
         samples = self._sampler.share(done)
         return samples // self._size_of_batch if self._drop_last else -(-samples // self._size_of_batch)
 
     def after(self, done: int, batches: int) -> int:
+        """What the epoch has consumed after some more batches of this rank."""
         return min(self._length, done + batches * self._size_of_batch * self._size)
 
 
@@ -265,6 +254,7 @@ class AsItIs:
     """A loader that the user has divided among the ranks; its `set_epoch(n)`, if any, is called.
 
     A generator of its own is seeded in each epoch: after a restart its samples have the same order.
+    As Divided, but the unit is the batches of this rank.
     """
 
     unit = "batches"
