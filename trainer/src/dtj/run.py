@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import torch
 from torch import nn
@@ -47,6 +47,14 @@ from dtj.telemetry.logger import Logger
 from dtj.telemetry.sinks import OnLine
 
 Module = TypeVar("Module", bound=nn.Module)
+
+
+class DdpOptions(TypedDict, total=False):
+    """See Run.parallel."""
+
+    find_unused_parameters: bool
+    forward_sync_buffers: bool
+    static_graph: bool
 
 
 class Run:
@@ -141,23 +149,9 @@ class Run:
         return self._progress.step
 
     @overload
-    def parallel(
-        self,
-        model: Module,
-        *,
-        find_unused_parameters: bool = False,
-        forward_sync_buffers: bool = True,
-        static_graph: bool = False,
-    ) -> Module: ...
+    def parallel(self, model: Module, **how: Unpack[DdpOptions]) -> Module: ...
     @overload
-    def parallel(
-        self,
-        model: Callable[[], Module],
-        *,
-        find_unused_parameters: bool = False,
-        forward_sync_buffers: bool = True,
-        static_graph: bool = False,
-    ) -> Module: ...
+    def parallel(self, model: Callable[[], Module], **how: Unpack[DdpOptions]) -> Module: ...
 
     def parallel(
         self,
