@@ -33,14 +33,13 @@ from dtj_operator.kube.children import NETWORK_POLICY, SERVICE, ChildCache
 from dtj_operator.kube.discovery import missing_right, serves_jobs
 from dtj_operator.kube.jobs import Jobs
 from dtj_operator.kube.lease import Lease
-from dtj_operator.kube.nodes import NODES, NodeCache
+from dtj_operator.kube.nodes import NodeCache
 from dtj_operator.kube.optional import Feature
-from dtj_operator.kube.pod_groups import Gangs, PodGroupCache, pod_groups_of
-from dtj_operator.kube.pods import PODS
+from dtj_operator.kube.pod_groups import Gangs, pod_groups_of
 from dtj_operator.kube.recorder import Recorder
 from dtj_operator.kube.reflector import SILENCE_S, Reflector, read_list
 from dtj_operator.kube.wire import Source
-from dtj_operator.kube.workloads import WORKLOADS, WorkloadCache, kueue
+from dtj_operator.kube.workloads import WORKLOADS, kueue
 from dtj_operator.model import names
 from dtj_operator.model.names import Key
 from dtj_operator.model.views import ObjectView, PodView
@@ -96,18 +95,18 @@ class App:
         policies = ChildCache(NETWORK_POLICY, self._child_changed)
 
         self._namespaces: Sequence[str | None] = settings.namespaces or [None]
-        follow_pods = self._reflect(PODS, pods)
-        follow_nodes = Reflector(self._steady, NODES, nodes, None, chance)
+        follow_pods = self._reflect(pods)
+        follow_nodes = Reflector(self._steady, nodes, None, chance)
         self._pods = pods
         # The operator cannot decide anything without these.
         self._required: tuple[Reflector[Any], ...] = (
             *follow_pods,
-            *self._reflect(SERVICE.source, services),
-            *self._reflect(NETWORK_POLICY.source, policies),
+            *self._reflect(services),
+            *self._reflect(policies),
         )
         self._reflectors: tuple[Reflector[Any], ...] = (*self._required, follow_nodes)
-        self._gangs, self._pod_groups = Gangs(time.monotonic), PodGroupCache(self._child_changed)
-        self._kueue, self._workloads = kueue(), WorkloadCache(self._child_changed)
+        self._gangs, self._pod_groups = Gangs(time.monotonic), Cache(pod_groups_of(""), self._child_changed)
+        self._kueue, self._workloads = kueue(), Cache(WORKLOADS, self._child_changed)
         caches = Caches(
             pod_groups=self._pod_groups,
             gangs=self._gangs,
@@ -234,7 +233,8 @@ class App:
         Raises NotServed when it no longer does.
         """
         version = await feature.until_served(self._steady, self._settings.resync_s)
-        reflectors = self._reflect(source_of(version), cache)
+        cache.source = source_of(version)
+        reflectors = self._reflect(cache)
         self._reflectors = (*self._reflectors, *reflectors)
         for reflector in reflectors:
             self._start_task(f"watch of {reflector.what}", reflector.run())
@@ -361,10 +361,10 @@ class App:
             for key in self._pods.jobs_on(node):
                 self.queue.add(key)
 
-    def _reflect(self, source: Source[V], cache: Cache[V]) -> tuple[Reflector[V], ...]:
+    def _reflect(self, cache: Cache[V]) -> tuple[Reflector[V], ...]:
         """Return what fills a cache: one for each watched namespace, or one for all."""
         return tuple(
-            Reflector(self._steady, source, cache, namespace, self._chance) for namespace in self._namespaces
+            Reflector(self._steady, cache, namespace, self._chance) for namespace in self._namespaces
         )
 
     def _start_task(self, name: str, coroutine: Coroutine[Any, Any, Any]) -> None:

@@ -11,16 +11,15 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from dtj_operator.engine.shares import Shares
-from dtj_operator.kube import paths, pods
+from dtj_operator.kube import paths
 from dtj_operator.kube.api import Api, Query, decode
 from dtj_operator.kube.cache import Cache
 from dtj_operator.kube.caches import Caches
 from dtj_operator.kube.children import ChildCache, ChildView
 from dtj_operator.kube.errors import ApiError, Conflict, NotFound, Refused, Unavailable
-from dtj_operator.kube.pod_groups import decode_pod_group
 from dtj_operator.kube.workloads import decode_workload
 from dtj_operator.model import names
 from dtj_operator.model.children import QUOTA_EXCEEDED, Refusal
@@ -69,28 +68,17 @@ class Applied:
     unfinished: bool = False
 
 
-class _Kind(NamedTuple):
-    """How to write objects of a kind.
-
-    folder   path of those in a namespace
-    """
-
-    folder: Callable[[str], str]
-    decode: Callable[[bytes], Any]
-    cache: Cache[Any]
-
-
 class Applier:
     def __init__(self, api: Api, caches: Caches, clock: Callable[[], float] = time.monotonic) -> None:
         self._api, self._caches, self._pods, self._clock = api, caches, caches.pods, clock
         self._in_flight: Shares[str] = Shares(
             CALLS_IN_FLIGHT
         )  # of namespaces: the webhook of one may be slow
-        self._kinds = {
-            "Pod": _Kind(paths.pods, pods.decode_pod, caches.pods),
-            "PodGroup": _Kind(self._pod_groups, decode_pod_group, caches.pod_groups),
-            "Workload": _Kind(paths.workloads, decode_workload, caches.workloads),
-            **{c.kind.kind: _Kind(c.kind.path, c.kind.decode, c) for c in caches.children},
+        self._kinds: dict[str, Cache[Any]] = {
+            "Pod": caches.pods,
+            "PodGroup": caches.pod_groups,
+            "Workload": caches.workloads,
+            **{cache.kind.kind: cache for cache in caches.children},
         }
 
     async def apply(self, key: Key, uid: str, actions: Sequence[Action]) -> Applied:
@@ -222,18 +210,18 @@ class Applier:
         It exists if we created it before the operator restarted, or if the answer was lost. Then the job is
         reconciled again: the object may have changed since, and the watch reports nothing known.
         """
-        kind, meta = self._kinds[name], body["metadata"]
-        folder = kind.folder(meta["namespace"])
+        cache, meta = self._kinds[name], body["metadata"]
+        folder, decode_one = cache.source.path(meta["namespace"]), cache.source.decode
         try:
             try:
-                found, existed = kind.decode(await self._api.create(folder, body, query)), False
+                found, existed = decode_one(await self._api.create(folder, body, query)), False
             except Conflict:
-                found, existed = kind.decode(await self._api.get(f"{folder}/{meta['name']}")), True
+                found, existed = decode_one(await self._api.get(f"{folder}/{meta['name']}")), True
         except NotFound:
             return None
         if not found.owner_uid or found.job != meta["labels"][names.JOB_NAME]:
             return name_conflict(name, meta["name"])
-        kind.cache.observe(found, quiet=not existed, found=existed)
+        cache.observe(found, quiet=not existed, found=existed)
         return found, existed
 
     async def _delete_pod(self, action: DeletePod, until: float) -> bool | None:
@@ -264,10 +252,12 @@ class Applier:
 
         quiet   the job need not be reconciled when the object is gone
         """
-        kind, left = self._kinds[name], None
-        path, version = f"{kind.folder(view.namespace)}/{view.name}", view.version if unchanged else None
+        cache, left = self._kinds[name], None
+        path = f"{cache.source.path(view.namespace)}/{view.name}"
+        version = view.version if unchanged else None
         try:
-            left = kind.decode(await self._api.delete(path, uid=view.uid, version=version, grace_s=grace_s))
+            answer = await self._api.delete(path, uid=view.uid, version=version, grace_s=grace_s)
+            left = cache.source.decode(answer)
         except NotFound:
             pass
         except Conflict:  # it has changed, or a newer object has its name
@@ -278,13 +268,10 @@ class Applier:
             _log.info("decided", extra={"decision": "ForceDelete", **at})
         # No version: a kubelet removed its pod between the two steps of this deletion.
         if left is not None and left.uid == view.uid and left.deleting and left.version:
-            kind.cache.observe(left, quiet=True)
+            cache.observe(left, quiet=True)
         else:  # nothing delayed its end, so the API server removed it at once
-            kind.cache.remove(view, quiet=quiet)
+            cache.remove(view, quiet=quiet)
         return True
-
-    def _pod_groups(self, namespace: str) -> str:
-        return paths.pod_groups(self._caches.gangs.api_version, namespace)
 
     async def _change_workload(self, action: UpdateWorkload | AdoptWorkload) -> bool:
         """Return False if it changed or was deleted meanwhile: then the decision may be another one.
@@ -317,7 +304,7 @@ class Applier:
         Labels and annotations of others are kept. Returns False if it changed or was deleted a moment ago, or
         if only a new object can have this spec, such as after an edit that gave the Service an IP address.
         """
-        path = f"{cache.kind.path(found.namespace)}/{found.name}"
+        path = f"{cache.source.path(found.namespace)}/{found.name}"
         try:
             raw = decode(await self._api.get(path))
             meta = raw["metadata"]
@@ -331,7 +318,7 @@ class Applier:
             await self._delete(cache.kind.kind, found)
             cache.note_reverted(found.key)
             return False
-        cache.observe(cache.kind.decode(answer), quiet=True)
+        cache.observe(cache.source.decode(answer), quiet=True)
         cache.note_reverted(found.key)
         _log.warning("reverted an edit of a child object", extra={"kind": cache.kind.kind})
         return True

@@ -6,21 +6,16 @@ costs nothing unless labels are removed: the caches know which absences are cert
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeVar
+from typing import Any
 
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.cache import Cache
 from dtj_operator.kube.caches import Caches
 from dtj_operator.kube.errors import NotFound
-from dtj_operator.kube.pods import PODS
-from dtj_operator.kube.wire import Source
 from dtj_operator.model import names
 from dtj_operator.model.memory import SUSPENDED
 from dtj_operator.model.names import Key
-from dtj_operator.model.views import ObjectView
 from dtj_operator.plan.snapshot import Snapshot
-
-V = TypeVar("V", bound=ObjectView)
 
 FEW = 20  # up to this many pods are read one by one; for more, all pods of the namespace are listed
 RECENT_S = 600.0  # the leader of that time has cleaned up after jobs that ended earlier
@@ -44,7 +39,7 @@ class Verifier:
         first = self._verified.get(key) != s.job.uid and bool(s.memory.raw)
         may_hide = first and _may_hide_children(s)
         reads = [
-            self._read(key, key.name, cache.kind.source, cache)
+            self._read(key, key.name, cache)
             for cache in map(self._caches.of, s.children)
             if cache.unverified.of(key) or (may_hide and cache.get(key) is None)
         ]
@@ -52,7 +47,7 @@ class Verifier:
         if len(pods) > FEW:
             reads.append(self._list_pods(key, pods))
         else:
-            reads += [self._read(key, name, PODS, self._pods) for name in pods]
+            reads += [self._read(key, name, self._pods) for name in pods]
         await asyncio.gather(*reads)
         self._verified[key] = s.job.uid
         return bool(reads)
@@ -65,7 +60,8 @@ class Verifier:
         shown = {pod.name for pod in s.pods}
         return uncertain | ({names.pod_name(key.name, index) for index in (*vanished, *hidden)} - shown)
 
-    async def _read(self, key: Key, name: str, source: Source[V], cache: Cache[V]) -> None:
+    async def _read(self, key: Key, name: str, cache: Cache[Any]) -> None:
+        source = cache.source
         with cache.unverified.verifying(key, name):
             try:
                 found = source.decode(await self._api.get(f"{source.path(key.namespace)}/{name}"))

@@ -16,12 +16,12 @@ from msgspec.structs import replace
 from dtj_operator.apply import APPLY_S, CALLS_IN_FLIGHT, Applied, Applier
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
-from dtj_operator.kube.cache import PodCache
+from dtj_operator.kube.cache import Cache, PodCache
 from dtj_operator.kube.caches import Caches
 from dtj_operator.kube.children import NETWORK_POLICY, SERVICE, ChildCache
 from dtj_operator.kube.errors import ApiError
-from dtj_operator.kube.pod_groups import Gangs, PodGroupCache
-from dtj_operator.kube.workloads import WorkloadCache, decode_workload, kueue
+from dtj_operator.kube.pod_groups import Gangs, pod_groups_of
+from dtj_operator.kube.workloads import WORKLOADS, decode_workload, kueue
 from dtj_operator.model.names import Key
 from dtj_operator.model.views import WorkloadView
 from dtj_operator.plan.actions import (
@@ -88,8 +88,8 @@ class Doing:
         policies = ChildCache(NETWORK_POLICY, lambda _: None)
         self.gangs = Gangs(time.monotonic)
         self.gangs.use("scheduling.k8s.io/v1beta1")
-        self.pod_groups = PodGroupCache(lambda _: None)
-        self.workloads = WorkloadCache(self.again.append)
+        self.pod_groups = Cache(pod_groups_of("scheduling.k8s.io/v1beta1"))
+        self.workloads = Cache(WORKLOADS, self.again.append)
         caches = Caches(
             pods=self.pods,
             services=self.services,
@@ -460,7 +460,7 @@ async def test_pod_waits_for_service_and_network_policy_which_do_not_wait_for_ea
 
 
 async def test_children_of_a_deleted_job_are_deleted_at_the_same_time() -> None:
-    view = SERVICE.decode(json.dumps(stored(service(JOB))).encode())
+    view = SERVICE.source.decode(json.dumps(stored(service(JOB))).encode())
     both = asyncio.Barrier(2)
 
     async def delete(request: web.Request) -> web.StreamResponse:
@@ -475,7 +475,7 @@ async def test_children_of_a_deleted_job_are_deleted_at_the_same_time() -> None:
 
 
 async def test_own_deletion_of_a_service_triggers_no_reconcile() -> None:
-    view = SERVICE.decode(json.dumps(stored(service(JOB))).encode())
+    view = SERVICE.source.decode(json.dumps(stored(service(JOB))).encode())
     async with doing(REMOVED) as do:
         do.services.observe(view, quiet=True)
         await do(DeleteChild("Service", view.uid))
@@ -500,7 +500,7 @@ async def test_service_that_is_being_deleted_delays_pods() -> None:
 
 
 async def test_leftover_of_a_job_is_deleted_only_if_unchanged() -> None:
-    view = SERVICE.decode(json.dumps(stored(service(JOB))).encode())
+    view = SERVICE.source.decode(json.dumps(stored(service(JOB))).encode())
     async with doing(TAKEN) as do:
         do.services.observe(view)
         assert await do(DeleteChild("Service", "u")) == Applied(blocked=True)

@@ -9,8 +9,9 @@ from functools import cache
 from operator import attrgetter
 from typing import Generic, TypeVar
 
-from dtj_operator.kube.pods import seen
+from dtj_operator.kube.pods import PODS, seen
 from dtj_operator.kube.unverified import UnverifiedNames
+from dtj_operator.kube.wire import Source
 from dtj_operator.model.names import Key
 from dtj_operator.model.views import ObjectView, PodView
 
@@ -25,12 +26,13 @@ V = TypeVar("V", bound=ObjectView)
 class Cache(Generic[V]):
     """Views by key and name.
 
+    source      which objects, and how to read them
     on_change   called with the key of each change
     unverified  names of objects that may exist although they are not in the cache
     """
 
-    def __init__(self, on_change: Callable[[Key], None] = lambda _: None) -> None:
-        self._on_change = on_change
+    def __init__(self, source: Source[V], on_change: Callable[[Key], None] = lambda _: None) -> None:
+        self.source, self._on_change = source, on_change
         self.unverified = UnverifiedNames()
         self._views: dict[Key, dict[str, V]] = {}
         self._tombstones: OrderedDict[str, str] = OrderedDict()  # uid -> version at which it was gone
@@ -175,7 +177,7 @@ class PodCache(Cache[PodView]):
         *,
         clock: Callable[[], float],
     ) -> None:
-        super().__init__()
+        super().__init__(PODS)
         self._clock = clock
         self._on_pod, self._on_reconnected = on_change, on_reconnected
         self._on_node: dict[str, Counter[Key]] = {}

@@ -3,12 +3,11 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from dtj_operator.kube.cache import PodCache
+from dtj_operator.kube.cache import Cache, PodCache
 from dtj_operator.kube.children import ChildCache
 from dtj_operator.kube.optional import Feature
-from dtj_operator.kube.pod_groups import Gangs, PodGroupCache
-from dtj_operator.kube.workloads import WorkloadCache
-from dtj_operator.model.views import NodeView
+from dtj_operator.kube.pod_groups import Gangs
+from dtj_operator.model.views import NodeView, PodGroupView, WorkloadView
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +21,9 @@ class Caches:
     pods: PodCache
     services: ChildCache
     policies: ChildCache
-    pod_groups: PodGroupCache
+    pod_groups: Cache[PodGroupView]
     gangs: Gangs
-    workloads: WorkloadCache
+    workloads: Cache[WorkloadView]
     kueue: Feature
     nodes: Callable[[], Mapping[str, NodeView] | None] = lambda: None
     gone_nodes: Callable[[], Mapping[str, float]] = dict

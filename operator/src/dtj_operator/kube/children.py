@@ -45,9 +45,8 @@ class ChildKind:
     """
 
     def __init__(self, kind: str, what: str, path: Callable[[str | None], str], *fields: str) -> None:
-        self.kind, self.path, self._fields = kind, path, fields
+        self.kind, self._fields = kind, fields
         self.source = source(_Child, self._view, what=what, path=path)
-        self.decode = self.source.decode
 
     def fingerprint(self, spec: Mapping[str, Any]) -> str:
         """Return the fingerprint of the fields that we set."""
@@ -92,7 +91,7 @@ class ChildCache(Cache[ChildView]):
     """
 
     def __init__(self, kind: ChildKind, on_change: Callable[[Key], None]) -> None:
-        super().__init__(on_change)
+        super().__init__(kind.source, on_change)
         self.kind = kind
         self._reverted_at: dict[Key, float] = {}
 

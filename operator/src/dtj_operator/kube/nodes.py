@@ -57,7 +57,7 @@ class NodeCache(Cache[NodeView]):
     """
 
     def __init__(self, on_change: Callable[[str], None], *, clock: Callable[[], float]) -> None:
-        super().__init__()
+        super().__init__(NODES)
         self._on_turn, self._clock = on_change, clock
         self._snapshot: Mapping[str, NodeView] | None = None
         self._ready = 0

@@ -11,7 +11,6 @@ from collections.abc import Callable
 import msgspec
 
 from dtj_operator.kube import paths
-from dtj_operator.kube.cache import Cache
 from dtj_operator.kube.optional import Feature
 from dtj_operator.kube.wire import Meta, Source, Wire, source
 from dtj_operator.model import names
@@ -61,7 +60,6 @@ def _view(group: _PodGroup) -> PodGroupView:
 
 
 _SCHEDULED = ("PodGroupInitiallyScheduled", "PodGroupScheduled")  # in v1beta1, in v1alpha2
-PodGroupCache = Cache[PodGroupView]
 
 
 def pod_groups_of(api_version: str) -> Source[PodGroupView]:
@@ -73,9 +71,6 @@ def pod_groups_of(api_version: str) -> Source[PodGroupView]:
         path=lambda namespace: paths.pod_groups(api_version, namespace),
         required=False,
     )
-
-
-decode_pod_group = pod_groups_of("").decode  # the same in all versions
 
 
 class Gangs(Feature):

@@ -16,7 +16,7 @@ from dtj_operator.kube import wire
 from dtj_operator.kube.api import JSON_BODY, LIST_TIMEOUT_S, Api
 from dtj_operator.kube.cache import Cache
 from dtj_operator.kube.errors import ApiError, Expired, Refused
-from dtj_operator.kube.wire import Page, Source
+from dtj_operator.kube.wire import Page
 from dtj_operator.model.names import Key
 from dtj_operator.model.views import ObjectView
 
@@ -45,7 +45,6 @@ class Reflector(Generic[V]):
     def __init__(
         self,
         api: Api,
-        source: Source[V],
         cache: Cache[V],
         namespace: str | None,
         random: Random,
@@ -53,8 +52,9 @@ class Reflector(Generic[V]):
         silence_s: float = SILENCE_S,
         forbidden_s: float = LIST_FORBIDDEN_PAUSE_S,
     ) -> None:
-        self._api, self._source, self._cache, self._random = api, source, cache, random
-        self._namespace, self._path, self._silence_s = namespace, source.path(namespace), silence_s
+        self._api, self._source, self._cache, self._random = api, cache.source, cache, random
+        self._namespace, self._path = namespace, self._source.path(namespace)
+        self._silence_s = silence_s
         self._forbidden_s = forbidden_s
         self._lists = asyncio.Lock()
         self._forbidden = False

@@ -3,7 +3,6 @@
 import msgspec
 
 from dtj_operator.kube import paths
-from dtj_operator.kube.cache import Cache
 from dtj_operator.kube.optional import Feature
 from dtj_operator.kube.wire import Meta, Wire, source
 from dtj_operator.model import names
@@ -91,7 +90,6 @@ class _Flavor(Wire):
 
 WORKLOADS = source(_Workload, _view, what=names.WORKLOADS, path=paths.workloads, required=False)
 decode_workload = WORKLOADS.decode
-WorkloadCache = Cache[WorkloadView]
 _decode_flavor = msgspec.json.Decoder(_Flavor).decode
 
 

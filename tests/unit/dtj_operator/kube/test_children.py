@@ -24,7 +24,7 @@ def stored(kind: ChildKind, change: Callable[[Json], object] = lambda _: None) -
     if kind is SERVICE:  # fields that the API server fills in
         body["spec"] |= {"clusterIPs": ["None"], "sessionAffinity": "None"}
     change(body)
-    return kind.decode(json.dumps(body).encode())
+    return kind.source.decode(json.dumps(body).encode())
 
 
 @pytest.mark.parametrize("kind", [param(SERVICE, id="Service"), param(NETWORK_POLICY, id="NetworkPolicy")])

@@ -158,7 +158,7 @@ async def test_without_the_right_to_read_nodes_they_are_unknown(caplog: pytest.L
         reported = asyncio.Event()
         cache = NodeCache(lambda _: reported.set(), clock=time.monotonic)
         api = Api(server.config, Bucket(1e9), Random(1))
-        reflector = Reflector(api, NODES, cache, "ns", Random(1), forbidden_s=0.01)
+        reflector = Reflector(api, cache, "ns", Random(1), forbidden_s=0.01)
         task = asyncio.create_task(reflector.run())
         async with asyncio.timeout(60):
             await reported.wait()
@@ -187,7 +187,7 @@ async def test_nodes_are_unknown_while_the_api_server_is_unavailable() -> None:
 
         cache = NodeCache(on_change, clock=time.monotonic)
         api = Api(server.config, Bucket(1e9), Random(1))
-        reflector = Reflector(api, NODES, cache, None, Random(1))
+        reflector = Reflector(api, cache, None, Random(1))
         task = asyncio.create_task(reflector.run())
         async with asyncio.timeout(60):
             await thrice.wait()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dtj_operator.kube.pod_groups import DROPPED, DROPPED_S, FORBIDDEN, Gangs, decode_pod_group
+from dtj_operator.kube.pod_groups import DROPPED, DROPPED_S, FORBIDDEN, Gangs, pod_groups_of
 
 SAID = "0/1 placements are available"
 
@@ -32,11 +32,11 @@ def condition(kind: str, status: str) -> dict[str, Any]:
     ("version", "kind"), [("v1alpha2", "PodGroupScheduled"), ("v1beta1", "PodGroupInitiallyScheduled")]
 )
 def test_condition_says_whether_the_scheduler_has_placed_the_group(version: str, kind: str) -> None:
-    waits = decode_pod_group(stored(version, condition(kind, "False")))
+    waits = pod_groups_of("").decode(stored(version, condition(kind, "False")))
     assert (waits.min_count, waits.decided, waits.waits_for) == (3, True, SAID)
-    placed = decode_pod_group(stored(version, condition(kind, "True")))
+    placed = pod_groups_of("").decode(stored(version, condition(kind, "True")))
     assert (placed.decided, placed.waits_for) == (True, "")
-    preempted = decode_pod_group(stored(version, condition("DisruptionTarget", "True")))
+    preempted = pod_groups_of("").decode(stored(version, condition("DisruptionTarget", "True")))
     assert (preempted.decided, preempted.waits_for) == (False, "")
 
 

@@ -12,7 +12,6 @@ import pytest
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.cache import PodCache
-from dtj_operator.kube.pods import PODS
 from dtj_operator.kube.reflector import Reflector
 from dtj_operator.model.names import Key
 from tests.unit.dtj_operator.kube.server import (
@@ -66,7 +65,7 @@ class Followed:
         self.server = server
         self.api = Api(server.config, Bucket(1e9), Random(1))
         self.cache = PodCache(lambda *_: self._changed.set(), clock=time.monotonic)
-        self.reflector = Reflector(self.api, PODS, self.cache, None, Random(1), silence_s=silence_s)
+        self.reflector = Reflector(self.api, self.cache, None, Random(1), silence_s=silence_s)
 
     def shown(self) -> dict[str, str]:
         return {view.name: view.phase for view in self.cache.of(KEY)}
