@@ -126,15 +126,11 @@ class Api:
         path: str,
         body: Json | None = None,
         *,
-        query: Query = (),
-        content_type: str = JSON_BODY,
-        accept: str = JSON_BODY,
         timeout_s: float = CALL_TIMEOUT_S,
+        **options: Any,
     ) -> bytes:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
-        response = await self._send(
-            method, path, body, query=query, content_type=content_type, accept=accept, timeout=timeout
-        )
+        response = await self._send(method, path, body, timeout=timeout, **options)
         try:
             return await response.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:

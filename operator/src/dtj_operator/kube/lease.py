@@ -6,6 +6,7 @@ process exits at once. On a clean exit the leader releases the Lease, so the nex
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -95,8 +96,10 @@ class Lease:
     async def _try(self) -> bool:
         """Acquire or renew the lease; return whether this process holds it now."""
         began = asyncio.get_running_loop().time()
+        left = self._renewed_at + RENEW_DEADLINE_S - began
         try:
-            async with asyncio.timeout(self._try_timeout_s()):
+            # The leader's try may last at most until its renewal deadline.
+            async with asyncio.timeout(min(TRY_TIMEOUT_S, left) if left > 0 else TRY_TIMEOUT_S):
                 await self._write()
         except Conflict:
             return False  # another operator was faster; the next try shows which
@@ -114,38 +117,26 @@ class Lease:
 
     async def _write(self) -> None:
         if self._holder == self.identity:
-            try:  # our own renewal was the last known change: no need to read first
+            # Our own renewal was the last known change: no need to read first.
+            with contextlib.suppress(Conflict, NotFound):
                 await self._put()
-            except (Conflict, NotFound):
-                pass
-            else:
                 return
         try:
             self._remember(decode(await self._api.get(self._path, timeout_s=TRY_TIMEOUT_S)))
         except NotFound:
-            await self._create()
+            meta = {"name": self._name, "namespace": self._namespace}
+            body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta}
+            self._remember(decode(await self._api.create(self._folder, body | {"spec": self._claim({})})))
             return
-        if self._holder in ("", self.identity) or self._expired():
+        unchanged_s = asyncio.get_running_loop().time() - self._changed_at
+        expired = unchanged_s >= float(self._spec.get("leaseDurationSeconds") or 0)
+        if expired or self._holder in ("", self.identity):
             await self._put()
-
-    async def _create(self) -> None:
-        body = {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": {"name": self._name, "namespace": self._namespace},
-            "spec": self._claim({}),
-        }
-        self._remember(decode(await self._api.create(self._folder, body)))
 
     async def _put(self) -> None:
         """Claim the last known Lease; raises Conflict if it has changed since."""
         body = {**self._object, "spec": {**self._spec, **self._claim(self._spec)}}
         self._remember(decode(await self._api.update(self._path, body, timeout_s=TRY_TIMEOUT_S)))
-
-    def _try_timeout_s(self) -> float:
-        """How long a try may take: for the leader, at most until its renewal deadline."""
-        left = self._renewed_at + RENEW_DEADLINE_S - asyncio.get_running_loop().time()
-        return min(TRY_TIMEOUT_S, left) if left > 0 else TRY_TIMEOUT_S
 
     def _remember(self, lease: Json) -> None:
         if (lease.get("spec") or {}) != self._spec or not self._object:
@@ -159,11 +150,6 @@ class Lease:
     @property
     def _path(self) -> str:
         return f"{self._folder}/{self._name}"
-
-    def _expired(self) -> bool:
-        return asyncio.get_running_loop().time() - self._changed_at >= float(
-            self._spec.get("leaseDurationSeconds") or 0
-        )
 
     def _claim(self, spec: Json) -> Json:
         ours = spec.get("holderIdentity") == self.identity
