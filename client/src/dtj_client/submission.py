@@ -12,12 +12,13 @@ from types import FrameType
 
 import yaml
 
-from dtj_client.errors import ClientError, ExistsError, not_yaml
+from dtj_client.errors import ClientError, ExistsError, GoneError, not_yaml
 from dtj_client.from_yaml import documents
 from dtj_client.kubectl import KIND, Json, Kubectl
 from dtj_client.manifest import owned_by
 
 POLL_S = 1.0
+KEPT_S = 300  # a temporary job that has failed: long enough to read why
 TRIES = 60  # to create the code while that of a deleted job is there
 
 
@@ -81,13 +82,14 @@ def _is_left_behind(kubectl: Kubectl, code: Json) -> bool:
 
 @contextlib.contextmanager
 def temporary(kubectl: Kubectl, job: Json) -> Iterator[str]:
-    """Create a job, yield its name, and delete it at the end; Kubernetes does, if this process cannot."""
-    job["spec"]["ttlSecondsAfterFinished"] = 0
+    """Create a job, yield its name, and delete it at the end; the operator does, if this process cannot."""
+    job["spec"]["ttlSecondsAfterFinished"] = KEPT_S
     name = str(create(kubectl, job)["metadata"]["name"])
     try:
         yield name
     finally:
-        kubectl.delete(KIND, name)
+        with contextlib.suppress(GoneError):
+            kubectl.delete(KIND, name)
 
 
 @contextlib.contextmanager

@@ -102,7 +102,7 @@ def _answers(
             said = [_said(kubectl.run("logs", pod["metadata"]["name"])) for pod in pods]
             if all(each.get("done") for each in said):
                 return pods, said
-        if not pods and poll >= POLLS_WITHOUT_POD and _message(kubectl, job):
+        if _has_failed(kubectl, job) or (not pods and poll >= POLLS_WITHOUT_POD and _message(kubectl, job)):
             break
         sleep(POLL_S)
     return pods, []
@@ -128,6 +128,10 @@ def _nothing(kubectl: Kubectl, job: str, pods: Sequence[Json]) -> Finding:
 
 def _message(kubectl: Kubectl, job: str) -> str:
     return str((kubectl.job(job).get("status") or {}).get("message", ""))
+
+
+def _has_failed(kubectl: Kubectl, job: str) -> bool:
+    return (kubectl.job(job).get("status") or {}).get("phase") == "Failed"
 
 
 def _nodes(pods: Sequence[Json]) -> str:

@@ -115,9 +115,11 @@ def _started(kubectl: Kubectl, job: str, claim: str, sleep: Callable[[float], No
         status = kubectl.job(job).get("status") or {}
         ready = condition(status, "PodsReady").get("reason", "")
         why, polls = ready, polls + 1 if ready == why else 1
-        if polls >= REFUSED.get(why, POLLS + 1):
+        has_failed = status.get("phase") == "Failed"
+        if has_failed or polls >= REFUSED.get(why, POLLS + 1):
+            then = "failed" if has_failed else "cannot start"
             raise ClientError(
-                f"the pod that copies the code to claim {claim} cannot start: {status.get('message', why)}",
+                f"the pod that copies the code to claim {claim} {then}: {status.get('message', why)}",
                 "correct that; or build an image with the code: --image and --no-code",
             )
         sleep(POLL_S)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dtj_client.doctor import Result
+from dtj_client.errors import GoneError
 from dtj_client.kubectl import Kubectl
 from dtj_client.trial import trial
 
@@ -132,6 +133,23 @@ def test_pods_that_are_refused_are_not_waited_for(monkeypatch: pytest.MonkeyPatc
     (only,) = lines(Cluster(None), sleep=waits.append)
     assert only.startswith("BAD  pods: no answer (no pod was created: must specify limits.cpu)\n     fix: ")
     assert len(waits) < 30
+
+
+def test_pods_that_fail_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their job has to stay until then, and may be gone when it is deleted."""
+    waits: list[float] = []
+    failed = {"status": {"phase": "Failed", "message": "python3: not found"}}
+    kept: list[int] = []
+
+    def delete(cluster: Cluster, _kind: str, name: str) -> None:
+        kept.append(cluster.stored.pop(name)["spec"]["ttlSecondsAfterFinished"])
+        raise GoneError(f"there is no job {name}")
+
+    monkeypatch.setattr(Cluster, "job", lambda *_: failed)
+    monkeypatch.setattr(Cluster, "delete", delete)
+    (only,) = lines(Cluster(None), sleep=waits.append)
+    assert only.startswith("BAD  pods: no answer (Pending: python3: not found)\n     fix: ")
+    assert (len(waits), kept) == (0, [300])
 
 
 def test_ctrl_c_deletes_what_was_started() -> None:

@@ -74,7 +74,8 @@ class Cluster(Kubectl):
 
     def job(self, name: str) -> Json:
         ready = {"type": "PodsReady", "status": "False", "reason": self.waits_for}
-        return {"status": {"message": "claim runs is not bound", "conditions": [ready]}}
+        phase = "Failed" if self.phase == "Failed" else "Pending"
+        return {"status": {"phase": phase, "message": "claim runs is not bound", "conditions": [ready]}}
 
     def pods(self, name: str) -> list[Json]:
         return [{"metadata": {"name": f"{name}-0"}, "spec": {}, "status": {"phase": self.phase}}]
@@ -137,6 +138,13 @@ def test_refusal_of_the_pod_is_said_at_once(reason: str, within_s: int) -> None:
         copied(cluster)
     assert sum(cluster.slept) < within_s
     assert not cluster.stored
+
+
+def test_job_that_fails_is_not_waited_for() -> None:
+    cluster = Cluster(phase="Failed")
+    with pytest.raises(ClientError, match="copies the code to claim runs failed: claim runs is not"):
+        copied(cluster)
+    assert not cluster.slept
 
 
 @pytest.mark.parametrize(
