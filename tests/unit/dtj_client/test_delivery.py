@@ -59,9 +59,11 @@ def test_variables_from_python_may_be_numbers(tmp_path: Path, monkeypatch: pytes
         return made.job
 
     monkeypatch.setattr(delivery, "submit", submit)
-    api.submit("train.py", env={"SEED": 1, "LR": 0.5}, folder=tmp_path)
+    api.submit("train.py", env={"SEED": 1, "LR": 0.5}, folder=tmp_path, cpu=0.5, env_from="secret/a")
     (trainer,) = sent[0].job["spec"]["template"]["spec"]["containers"]
     assert trainer["env"] == [{"name": "SEED", "value": "1"}, {"name": "LR", "value": "0.5"}]
+    assert trainer["envFrom"] == [{"secretRef": {"name": "a"}}]
+    assert trainer["resources"] == {"requests": {"cpu": "0.5"}, "limits": {"cpu": "0.5"}}
 
 
 def test_same_code_has_the_same_place(folder: Path) -> None:
