@@ -116,10 +116,15 @@ def merge(below: Any, above: Any, field: str = "") -> Any:
 
 
 def origins(merged: Json, layers: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
-    """Yield each field of a job and the first layer that has it with the same value, else `default`."""
+    """Yield each field of a job and the first layer that has it with the same value, else `default`.
+
+    Of a list that is joined, all layers that have a part.
+    """
     known = {name: dict(fields(layer)) for name, layer in layers.items()}
     for path, value in fields(merged):
-        yield path, next((n for n, fields in known.items() if fields.get(path) == value), "default")
+        same = [name for name, fields in known.items() if fields.get(path) == value]
+        parts = " and ".join(name for name, fields in known.items() if path in fields)
+        yield path, next(iter(same), parts or "default")
 
 
 def fields(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

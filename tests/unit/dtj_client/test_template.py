@@ -94,6 +94,8 @@ def test_secrets_of_the_template_are_joined_and_also_for_pip() -> None:
     pod = job(request, with_code=True, template=part)["spec"]["template"]["spec"]
     (trainer,) = pod["containers"]
     assert [each["secretRef"]["name"] for each in trainer["envFrom"]] == ["a", "b", "c"]
+    found = dict(origins({"envFrom": [1, 2]}, {"h100": {"envFrom": [1]}, "user": {"envFrom": [2]}}))
+    assert found == {"envFrom": "h100 and user"}
     token = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "mine", "key": "token"}}}
     assert token in trainer["env"]
     installer = pod["initContainers"][1]
