@@ -33,7 +33,7 @@ from dtj_client.cli_ui import ui
 from dtj_client.convert import convert as converted
 from dtj_client.convert import text_of
 from dtj_client.doctor import Finding, Result, examine
-from dtj_client.errors import ClientError
+from dtj_client.errors import ClientError, GoneError
 from dtj_client.job import FINAL, Job
 from dtj_client.kubectl import KIND, Kubectl, parse_indices
 from dtj_client.progress import bar
@@ -260,15 +260,20 @@ def wait(kubectl: Kubectl, name: str | None, timeout: float | None) -> int:
     return ended(job)
 
 
-@dtj.command()
+@dtj.command(short_help="List what the operator did and why.")
 @OPTIONAL_NAME
 @for_kubectl
 @click.pass_obj
 def events(kubectl: Kubectl, name: str | None) -> None:
-    """List what the operator did and why."""
+    """List what the operator did and why; of a deleted job too, as long as the cluster keeps it."""
     name = newest(kubectl, name)
-    _ = Job(name, kubectl).manifest  # for our words if there is no such job
-    kubectl.show("events", f"--for={KIND}/{name}")
+    words = ("events", f"--for={KIND}/{name}")
+    try:
+        _ = Job(name, kubectl).manifest
+    except GoneError:  # our words, if it never was
+        if not kubectl.run(*words):
+            raise
+    kubectl.show(*words)
 
 
 @dtj.command(short_help="Let the job save a checkpoint and stop its pods.")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from dtj_client.errors import ClientError
+from dtj_client.errors import ClientError, GoneError
 from dtj_client.events import of_kubelet
 from dtj_client.job import Job
 from dtj_client.kubectl import Kubectl
@@ -151,5 +151,11 @@ def ended(job: Job, *, err: bool = False) -> int:
     click.echo(f"{job.name}: {status.phase}", err=err)
     if status.phase == "Succeeded":
         return 0
-    click.echo(f"  {status.message}\n  kubectl dtj status {job.name} shows more", err=err)
+    verb = "status"
+    with contextlib.suppress(ClientError):
+        try:
+            _ = job.manifest
+        except GoneError:  # with ttlSecondsAfterFinished
+            verb = "events"
+    click.echo(f"  {status.message}\n  kubectl dtj {verb} {job.name} shows more", err=err)
     return 1

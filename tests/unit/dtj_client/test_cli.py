@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 from dtj_client.cli import main
-from dtj_client.cli_shared import Duration
-from dtj_client.job import Job
+from dtj_client.cli_shared import Duration, ended
+from dtj_client.errors import GoneError
+from dtj_client.job import Job, Status
 from dtj_client.kubectl import Kubectl
 from dtj_client.logs import Line
 from dtj_client.template import Template
@@ -266,3 +267,31 @@ def test_ui_without_its_packages(capsys: pytest.CaptureFixture[str], monkeypatch
     assert run("ui") == 1
     said = capsys.readouterr().err
     assert said.startswith("error: kubectl dtj ui needs the package uvicorn\n  fix: pip install")
+
+
+@pytest.mark.parametrize(("kept", "code"), [("LAST SEEN ...", 0), ("", 1)])
+def test_events_of_a_deleted_job_are_shown_if_there_are_some(
+    kept: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def gone(_kubectl: Kubectl, name: str) -> None:
+        raise GoneError(f"there is no job {name} in this namespace")
+
+    shown: list[tuple[str, ...]] = []
+    monkeypatch.setattr(Kubectl, "job", gone)
+    monkeypatch.setattr(Kubectl, "run", lambda *_: kept)
+    monkeypatch.setattr(Kubectl, "show", lambda _, *words: shown.append(words))
+    assert run("events", "digits") == code
+    assert shown == ([] if code else [("events", "--for=distributedtrainingjobs.dtj.dev/digits")])
+    assert ("there is no job digits" in capsys.readouterr().err) is bool(code)
+
+
+def test_end_of_a_deleted_job_points_at_its_events(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def gone(_kubectl: Kubectl, name: str) -> None:
+        raise GoneError(f"there is no job {name} in this namespace")
+
+    monkeypatch.setattr(Job, "status", Status(phase="Failed", message="no restarts left"))
+    monkeypatch.setattr(Kubectl, "job", gone)
+    assert ended(Job("digits")) == 1
+    assert "kubectl dtj events digits shows more" in capsys.readouterr().out
