@@ -19,7 +19,7 @@ from dtj_client.report import condition, pod_state
 POLL_S = 1.0
 POLLS = 300  # the pod may have to fetch its image first
 # In so many polls in a row with this reason it is clear that the pod will not start.
-REFUSED = {"PodRejected": 3, "QuotaExceeded": 3, "NameConflict": 3, "ImagePullFailed": 20}
+REFUSED = {"PodRejected": 3, "QuotaExceeded": 10, "NameConflict": 3, "ImagePullFailed": 20}
 _FOLDER = "/claim"  # where the pod mounts it
 _FIX = "name a claim that the pods may write to; or build an image with the code: --image and --no-code"
 _WAITS = "import time; time.sleep(3600)"  # then the job ends and is deleted, if this process could not do it
