@@ -130,6 +130,7 @@ class Run:
             checkpointer=self._checkpointer,
             progress=self._progress,
             on_new_groups=self._take_new_groups,
+            save_alone=self._boundary.conclude,
             say=self.say,
         )
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from dtj.checkpoint.checkpointer import Checkpointer
 from dtj.contract import EXIT_PEER_LOST
-from dtj.errors import Stopped
+from dtj.errors import DtjError, Stopped
 from dtj.healing.handover import NO_STATE, Handover, ProgramPoint
 from dtj.ranks.process_groups import ProcessGroups
 from dtj.step.progress import Progress
@@ -26,12 +26,14 @@ class Recovery:
     """Keeps this rank in step with the others when one of them is lost and replaced.
 
     on_new_groups  called when the process groups were replaced, before anything is sent over the new ones
+    save_alone     saves the state that this rank holds, without the other ranks
     """
 
     groups: ProcessGroups
     checkpointer: Checkpointer
     progress: Progress
     on_new_groups: Callable[[], None]
+    save_alone: Callable[[], object]
     say: Callable[[str], None]
 
     def __post_init__(self) -> None:
@@ -129,6 +131,7 @@ class Recovery:
             try:
                 self.groups.reform(error)
             except Stopped:
+                self._save_before_stop()
                 saved = self.checkpointer.saved_step
                 rest = "nothing was saved" if saved is None else f"the newest checkpoint is of step {saved}"
                 self.say(f"stopped at step {self.progress.step}; {rest}")
@@ -141,6 +144,14 @@ class Recovery:
                 error = another
             else:
                 return
+
+    def _save_before_stop(self) -> None:
+        """The other ranks may lose theirs, too. After the first verb of a step the state may have changed."""
+        if self.groups.world.rank == 0 and self._has_state and self.progress.verb == 0:
+            try:
+                self.save_alone()
+            except DtjError as error:
+                self.say(str(error))
 
     @property
     def _point(self) -> ProgramPoint:
