@@ -21,12 +21,13 @@ FLAGS = ("--parallel", "fsdp", "--memory-every", 3, "--save-every", 5)
 def keeps(agent: int, ward: int, step: int) -> bool:
     """Whether the pod of an agent, by its pid, has the copy of that step of another pod's rank."""
     found = set()
-    for link in (link for child in children(agent) for link in Path(f"/proc/{child}/fd").glob("*")):
-        with contextlib.suppress(OSError):  # closed meanwhile
-            if f"memfd:dtj-rank-{ward}-" in str(link.readlink()):
-                with link.open("rb") as file:
-                    header = Header.parse(file.read(LABEL_BYTES))
-                found |= {header.label.step} if header else set()
+    for child in children(agent):
+        with contextlib.suppress(OSError):  # it has ended, or closed a file: look again
+            for link in Path(f"/proc/{child}/fd").iterdir():
+                if f"memfd:dtj-rank-{ward}-" in str(link.readlink()):
+                    with link.open("rb") as file:
+                        header = Header.parse(file.read(LABEL_BYTES))
+                    found |= {header.label.step} if header else set()
     return step in found
 
 
