@@ -193,6 +193,7 @@ IDLE = Usage(
         pytest.param(IDLE, "", id="nothing"),
         pytest.param(IDLE._replace(cpu_s=5.1), "", id="a library samples metrics in the background"),
         pytest.param(IDLE._replace(cpu_s=5.2), USES_CPU, id="work"),
+        pytest.param(IDLE._replace(is_busy=True), "", id="it waits for a disk the second time only"),
         pytest.param(
             IDLE._replace(cpu_s=5.2, wakeups=4), USES_CPU_AT_TIMES, id="an evaluation that sleeps between"
         ),
@@ -222,6 +223,17 @@ def test_rank_whose_processes_get_no_processor_is_at_work(
 ) -> None:
     first = IDLE._replace(runnable=frozenset(before))
     assert work_between(first, IDLE._replace(runnable=frozenset(after)), elapsed_s=5.0) == expected
+
+
+def test_save_to_a_slow_disk_is_work() -> None:
+    """Of a plain script, which declares none: its ranks are in torch's code, their bytes are written."""
+    disk = IDLE._replace(is_busy=True)
+    does = work_between(disk, disk, elapsed_s=5.0)
+    assert does == "waits for a disk"
+    saves = at("/lib/torch/distributed/checkpoint/filesystem.py:438 in _write_files_from_queue", does)
+    waits = at("/lib/torch/distributed/distributed_c10d.py:757 in gather")
+    assert judge({0: saves, 1: waits}).working == 0
+    assert judge({0: saves, 1: saves}).patience == 1.0
 
 
 def test_loop_that_other_threads_interrupt_is_not_one_that_sleeps() -> None:

@@ -105,6 +105,8 @@ def work_between(before: Usage, after: Usage, *, elapsed_s: float) -> str:
         return USES_CPU_AT_TIMES if after.wakeups > before.wakeups else USES_CPU
     if after.io_bytes - before.io_bytes > _IO_BYTES_PER_S * elapsed_s:
         return "reads or writes"
+    if before.is_busy and after.is_busy:
+        return "waits for a disk"
     if after.pids - before.pids:
         return "starts processes"
     return POLLS if after.wakeups > before.wakeups else ""

@@ -18,6 +18,8 @@ WAITING_FRAMES = (
     ),
     *("dtj/parallel/average.py", "dtj/parallel/zero.py", "dtj/parallel/stale.py"),
 )
+# The frame of a main thread that writes or reads a checkpoint; a collective in it has a frame of its own.
+_SAVES = "torch/distributed/checkpoint/"
 # The frame of a main thread that waits for its own data workers. It polls them, so it is not asleep.
 _LOADS = "torch/utils/data/dataloader.py"
 # A rank that uses CPU without a pause and stays in one function is given up after this share of the time for
@@ -68,7 +70,8 @@ class Probe:
     @property
     def waits(self) -> bool:
         """The rank waits for others, rather than keeping them waiting."""
-        return not self.is_stopped and any(part in self.place.frame for part in WAITING_FRAMES)
+        frame = self.place.frame
+        return not self.is_stopped and _SAVES not in frame and any(part in frame for part in WAITING_FRAMES)
 
     @property
     def loads(self) -> bool:
