@@ -440,6 +440,12 @@ def test_optimizer_of_layers_in_another_order_is_refused() -> None:
     )
 
 
+def test_two_tensors_with_one_path_are_refused() -> None:
+    """Keys are written as text: of these, one would have been loaded in the place of the other."""
+    with pytest.raises(RecipeError, match="two tensors at ema/1"):
+        sharded.extract_tensors({"ema": {1: torch.ones(1), "1": torch.zeros(1)}})
+
+
 def test_tensors_in_lists_are_sharded_as_those_in_dicts() -> None:
     """As of a moving average that a program keeps in a list: rank 0 has only its own shards of it."""
     here, there = torch.ones(2), torch.empty(2, device="meta")

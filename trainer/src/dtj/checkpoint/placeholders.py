@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from dtj.errors import RecipeError
+
 # A placeholder is the dict {_PLACEHOLDER: path of the tensor}; nothing else in a state has it.
 _PLACEHOLDER = "dtj/shard"
 _LISTS = (list, tuple)
@@ -24,6 +26,19 @@ def extract(
     parts = {key: extract(value, _join(path, key), takes=takes) for key, value in _items(state)}
     found = [each for _, tensors in parts.values() for each in tensors]
     return _alike(state, {key: tree for key, (tree, _) in parts.items()}), found
+
+
+def by_path(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """RecipeError if two have the same path: only one of them could be loaded again."""
+    found: dict[str, torch.Tensor] = {}
+    for path, tensor in tensors:
+        if path in found:
+            raise RecipeError(
+                f"the state holds two tensors at {path}",
+                fix='use keys that differ as text: 1 and "1" do not, nor do "a/b" and a "b" below "a"',
+            )
+        found[path] = tensor
+    return found
 
 
 def fill(

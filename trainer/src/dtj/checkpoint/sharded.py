@@ -35,12 +35,12 @@ _DAMAGE = (
 
 
 def extract_tensors(state: Any) -> tuple[Any, Tensors]:
-    """(the tree with placeholders, this rank's tensors by key).
+    """(the tree with placeholders, this rank's tensors by key). RecipeError if two have the same key.
 
     Tensors without dimensions stay in the tree. A meta tensor belongs to another rank: placeholder only.
     """
     tree, found = placeholders.extract(state, takes=lambda tensor: bool(tensor.ndim) or tensor.is_meta)
-    return tree, {key: tensor for key, tensor in found if not tensor.is_meta}
+    return tree, {key: tensor for key, tensor in placeholders.by_path(found).items() if not tensor.is_meta}
 
 
 def write(pending: Location, step: int, tensors: Tensors, *, group: Any) -> None:

@@ -35,9 +35,7 @@ class Packed:
         self._tensors: dict[str, torch.Tensor] = {}  # this rank's parts, by path
         self._records: dict[str, dict[str, Any]] = {}
         self._end = 0
-        for path, tensor in tensors:
-            if path in self._records:
-                raise CheckpointError(f"the state holds two tensors at {path}")
+        for path, tensor in placeholders.by_path(tensors).items():
             if not tensor.is_meta:
                 self._add(path, tensor.detach())
         index = io.BytesIO()
