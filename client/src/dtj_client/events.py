@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from dtj_client.errors import ClientError
 from dtj_client.kubectl import Json, Kubectl
+from dtj_client.report import condition
 
 
 @dataclass(frozen=True, order=True)
@@ -59,5 +60,5 @@ def _waits(pod: Json) -> bool:
     status = pod.get("status") or {}
     if status.get("phase") != "Pending" or pod["metadata"].get("deletionTimestamp"):
         return False
-    conditions = {each["type"]: each["status"] for each in status.get("conditions") or ()}
-    return conditions.get("PodReadyToStartContainers") == "False" and "nodeName" in pod["spec"]
+    prepared = condition(status, "PodReadyToStartContainers").get("status")
+    return prepared == "False" and "nodeName" in pod["spec"]

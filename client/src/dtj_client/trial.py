@@ -102,7 +102,9 @@ def _answers(
             said = [_said(kubectl.run("logs", pod["metadata"]["name"])) for pod in pods]
             if all(each.get("done") for each in said):
                 return pods, said
-        if _has_failed(kubectl, job) or (not pods and poll >= POLLS_WITHOUT_POD and _message(kubectl, job)):
+        status = _status(kubectl, job)
+        no_pod = not pods and poll >= POLLS_WITHOUT_POD
+        if status.get("phase") == "Failed" or (no_pod and status.get("message")):
             break
         sleep(POLL_S)
     return pods, []
@@ -120,18 +122,14 @@ def _said(log: str) -> Json:
 def _nothing(kubectl: Kubectl, job: str, pods: Sequence[Json]) -> Finding:
     """Why there is no answer."""
     states = ", ".join(sorted({pod_state(pod) for pod in pods})) or "no pod was created"
-    message = _message(kubectl, job)
+    message = _status(kubectl, job).get("message")
     said = f"pods: no answer ({states}{f': {message}' if message else ''})"
     fix = "read the events of the namespace (kubectl get events); --image names an image that nodes can fetch"
     return Finding(Result.BAD, said, fix)
 
 
-def _message(kubectl: Kubectl, job: str) -> str:
-    return str((kubectl.job(job).get("status") or {}).get("message", ""))
-
-
-def _has_failed(kubectl: Kubectl, job: str) -> bool:
-    return (kubectl.job(job).get("status") or {}).get("phase") == "Failed"
+def _status(kubectl: Kubectl, job: str) -> Json:
+    return kubectl.job(job).get("status") or {}
 
 
 def _nodes(pods: Sequence[Json]) -> str:

@@ -71,9 +71,7 @@ class Applied:
 class Applier:
     def __init__(self, api: Api, caches: Caches, clock: Callable[[], float] = time.monotonic) -> None:
         self._api, self._caches, self._pods, self._clock = api, caches, caches.pods, clock
-        self._in_flight: Shares[str] = Shares(
-            CALLS_IN_FLIGHT
-        )  # of namespaces: the webhook of one may be slow
+        self._in_flight: Shares[str] = Shares(CALLS_IN_FLIGHT)  # by namespace: a webhook may be slow
         self._kinds: dict[str, Cache[Any]] = {
             "Pod": caches.pods,
             "PodGroup": caches.pod_groups,

@@ -52,9 +52,8 @@ class WorkQueue(Generic[K]):
     ) -> None:
         self._random, self._first_s, self._longest_s = random, first_s, longest_s
         self._group_of, self._shares = group_of, Shares[Hashable](workers)
-        self._parked: dict[
-            Hashable, list[tuple[float, int, K]]
-        ] = {}  # heaps, of groups that have their share
+        # Heaps of the groups that have their share.
+        self._parked: dict[Hashable, list[tuple[float, int, K]]] = {}
         self._ready: asyncio.PriorityQueue[tuple[float, int, K]] = asyncio.PriorityQueue()
         self._numbers = count()
         self._waiting: dict[K, _Place] = {}  # keys that are queued, or were added while a worker holds them

@@ -18,28 +18,31 @@ MOST_NAMES = 3
 
 def _waits_since(s: Snapshot, pod: PodView) -> float | None:
     """When it was placed; None if it does not wait for volumes or the network."""
-    prepared = pod.condition("PodReadyToStartContainers")
     if pod.phase != "Pending" or pod.deleting or pod.seen.bound is None:
         return None
+    prepared = pod.condition("PodReadyToStartContainers")
     if prepared is None or prepared.status != "False":
         return None
     return s.wall(pod.seen.bound)
 
 
+def _waits_for(s: Snapshot, pod: PodView, seconds: float) -> bool:
+    since = _waits_since(s, pod)
+    return since is not None and s.now >= since + seconds
+
+
 def is_slow(s: Snapshot, pod: PodView) -> bool:
     """Whether it waits for so long that this is an obstacle."""
-    since = _waits_since(s, pod)
-    return since is not None and s.now >= since + SLOW_START_S
+    return _waits_for(s, pod, SLOW_START_S)
 
 
 def noted(s: Snapshot) -> str | None:
     """Which pod waits for longer than most, before that is an obstacle."""
-    for _, pod in sorted(s.current.items()):
-        since = _waits_since(s, pod)
-        if since is not None and s.now >= since + NOTED_S:
-            where = f"pod {pod.name} on node {pod.node}"
-            return f"{where} waits for its volumes or network; {fix(s, pod)}"
-    return None
+    late = [index for index, pod in s.current.items() if _waits_for(s, pod, NOTED_S)]
+    if not late:
+        return None
+    pod = s.current[min(late)]
+    return f"pod {pod.name} on node {pod.node} waits for its volumes or network; {fix(s, pod)}"
 
 
 def fix(s: Snapshot, pod: PodView) -> str:

@@ -157,9 +157,8 @@ class _Reading(IterableDataset[_Loaded | RecipeError]):
         while batch := self._next_of(samples := self._epoch(epoch, skip=start), epoch, start):
             while batch:
                 following = self._next_of(samples, epoch, start + len(batch))
-                mine = self.how.splitter.rank_range(len(batch)) or range(
-                    1
-                )  # a dummy if the rank has no sample
+                # A rank without a sample of its own takes the first one as a dummy.
+                mine = self.how.splitter.rank_range(len(batch)) or range(1)
                 indices = start + np.arange(mine.start, mine.stop)
                 micro = self.how.splitter.split(indices, samples=len(batch))
                 at, start = epoch * EPOCH + start, start + len(batch)

@@ -23,9 +23,8 @@ class Start:
     then: Callable[[int], None] | None
 
     def __call__(self, number: int) -> None:
-        die_with(
-            self.parent
-        )  # else it would keep the sockets of a dead rank open, and peers would wait forever
+        # Else it would keep the sockets of a dead rank open, and peers would wait forever.
+        die_with(self.parent)
         if self.then is not None:
             self.then(number)
 
