@@ -127,7 +127,7 @@ def test_variables_that_the_agent_sets_for_its_ranks_are_those_on_the_page():
 
 
 def test_labels_are_those_on_the_page():
-    ours = [names.JOB_NAME, names.JOB_UID, names.REPLICA_INDEX, names.ATTEMPT]
+    ours = [names.JOB_NAME, names.JOB_UID, names.REPLICA_INDEX, names.ATTEMPT, names.AVOIDS_NODES]
     assert ours == flat("Names")
 
 

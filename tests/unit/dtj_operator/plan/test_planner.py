@@ -119,8 +119,8 @@ def test_a_new_job_gets_its_network_before_its_pods() -> None:
         param(TWO.deleted(), [], id="a job that is being deleted gets no new pods"),
         param(
             TWO.was("Succeeded").having(pod(0).running()),
-            ["-digits-0@0 in 5 s", "-Service", "-NetworkPolicy"],
-            id="finished",
+            ["-digits-0@0 in 5 s"],
+            id="finished: its pod stays isolated until it has ended",
         ),
     ],
 )

@@ -15,12 +15,14 @@ EXISTING = (Child.PRESENT, Child.EDITED)
 def cleanup(s: Snapshot) -> tuple[Action, ...]:
     """Delete pods by cleanPodPolicy: Running deletes unfinished pods, All all, None none.
 
-    The Service and the NetworkPolicy are always deleted.
+    The Service and the NetworkPolicy follow once no pod runs: ranks that still save stay isolated, and reach
+    each other.
     """
     doomed = [pod for pod in s.owned if not pod.deleting and _unwanted(s, pod)]
     end = s.memory.condition("Failed") or s.memory.condition("Complete")
     grace_s = None if end.get("reason") in GRACEFUL_ENDS else FAILED_GRACE_S
-    children = [kind for kind, child in s.children.items() if child in EXISTING]
+    running = any(not pod.ended for pod in s.owned)
+    children = [] if running else [kind for kind, child in s.children.items() if child in EXISTING]
     return (*(DeletePod(pod, grace_s) for pod in doomed), *map(DeleteChild, children))
 
 

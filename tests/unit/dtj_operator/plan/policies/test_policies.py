@@ -635,8 +635,22 @@ def test_cleanup_of_pods(given, expected) -> None:
 
 
 def test_network_objects_are_deleted_once_at_the_end() -> None:
-    assert cleanup(ENDED.with_network().snapshot()) == (DeleteChild("Service"), DeleteChild("NetworkPolicy"))
+    network = (DeleteChild("Service"), DeleteChild("NetworkPolicy"))
+    assert cleanup(ENDED.with_network().snapshot()) == network
+    assert cleanup(ENDED.with_network().having(pod(0).succeeded(), pod(1).exited()).snapshot()) == network
     assert cleanup(ENDED.snapshot()) == ()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        param(LATE.having(*MIXED), id="a pod that is deleted in this moment"),
+        param(LATE.having(pod(0).succeeded(), pod(1).running().deleting()), id="a pod that still saves"),
+        param(ENDED.wants(cleanPodPolicy="None").having(*MIXED), id="a pod that is left alone"),
+    ],
+)
+def test_ranks_that_still_run_stay_isolated(given) -> None:
+    assert not any(isinstance(action, DeleteChild) for action in cleanup(given.with_network().snapshot()))
 
 
 @pytest.mark.parametrize(
