@@ -1,9 +1,11 @@
 """Log lines: those of a rank, and the output of ranks as the agent prints it."""
 
+import csv
 import json
 import math
 import os
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,6 +117,33 @@ def test_number_noted_between_lines_waits_for_the_next_one(capsys: pytest.Captur
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("step 1/100")
     assert "step 10/100  epoch 0  loss 2.0000  accuracy 0.5000" in second
+
+
+def test_value_of_an_earlier_step_is_repeated_for_people_only(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """An evaluation after each epoch: a table or a service must not have its result at other steps."""
+    seen: list[tuple[int, dict[str, float]]] = []
+    d = Logger(
+        settings=Settings(log_every=1, metrics=(str(tmp_path / "run.csv"), str(tmp_path / "run.jsonl"))),
+        rank=0,
+        meter=metrics.Meter(total_steps=100, clock=Clock()),
+        callbacks=[lambda step, values: seen.append((step, values))],
+    )
+    for step, logged in ((1, {"loss": 2.0, "accuracy": 0.5}), (2, {"loss": 1.0}), (3, {"accuracy": 0.75})):
+        d.begin(step)
+        d.note({**logged}, now=False)
+        end(d, step=step)
+    assert [(step, values.get("loss"), values.get("accuracy")) for step, values in seen] == [
+        (1, 2.0, 0.5),
+        (2, 1.0, None),
+        (3, None, 0.75),
+    ]
+    rows = list(csv.DictReader((tmp_path / "run.csv").read_text().splitlines()))
+    assert [(row["loss"], row["accuracy"]) for row in rows] == [("2.0", "0.5"), ("1.0", ""), ("", "0.75")]
+    _, _, second, _ = (tmp_path / "run.jsonl").read_text().splitlines()
+    assert json.loads(second)["metrics"] == {}
+    assert "loss 1.0000  accuracy 0.5000" in capsys.readouterr().out.splitlines()[1]
 
 
 def test_values_are_averaged_by_name_over_the_ranks_that_log_them(capsys: pytest.CaptureFixture[str]) -> None:

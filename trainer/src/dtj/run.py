@@ -452,7 +452,8 @@ class Run:
     def on_line(self, callback: OnLine) -> None:
         """Call `callback(step, values)` on rank 0 for each line of the log, e.g. to send it to a service.
 
-        values  float by name: the loss, what `log` got, the epoch's rates; NaN and infinities are left out
+        values  float by name: the loss and what else `log` got for this step, the epoch's rates; NaN and
+                infinities are left out
         Call it before `steps`. dtj.sinks has callbacks for TensorBoard, Weights & Biases and MLflow. An error
         of the callback ends the run.
         """

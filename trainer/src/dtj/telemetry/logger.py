@@ -162,11 +162,11 @@ class Logger:
 
     def _print(self, reading: metrics.Reading, names: list[str]) -> None:
         report_pipe.send(fit_report(metrics.finite(reading), names))
-        shown = metrics.finite(reading)
+        of_step = metrics.finite(metrics.of_step(reading, names))
         for file in self._files:
-            file.write(shown)
+            file.write(of_step)
         for callback in self._callbacks:
-            callback(reading["step"], dict(curves(shown)))
+            callback(reading["step"], dict(curves(of_step)))
         print(metrics.as_json(reading) if self._json else metrics.as_text(reading), flush=True)
 
 

@@ -8,7 +8,7 @@ import json
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
@@ -169,6 +169,12 @@ class Meter:
     def _p99(self) -> float | None:
         ordered = sorted(self._lengths)
         return ordered[math.ceil(0.99 * len(ordered)) - 1] if ordered else None
+
+
+def of_step(reading: Reading, names: Collection[str]) -> Reading:
+    """Without values of earlier steps, which a line repeats: only what was logged for it, by these names."""
+    logged = {name: value for name, value in reading["metrics"].items() if name in names}
+    return reading | {"loss": reading["loss"] if "loss" in names else None, "metrics": logged}
 
 
 def as_text(reading: Reading) -> str:
