@@ -30,6 +30,7 @@ KIND = f"distributedtrainingjobs.{GROUP}"
 JOB_LABEL = "dtj.dev/job-name"
 TRAINER = "trainer"
 _OF_THIS_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE)  # for one more process, such as in a notebook's pod
 _BLOCK = 1 << 18  # bytes that are sent between two signs of progress
 
 _NOT_FOUND = re.compile(re.escape(KIND) + r' "(?P<name>[^"]*)" not found')
@@ -182,13 +183,22 @@ class Kubectl:
         """Return a kubectl for this namespace, whatever the user chose."""
         return replace(self, options=(*self.options, f"--namespace={namespace}"))  # the last one wins
 
+    def start(self, *words: str, **how: Any) -> "subprocess.Popen[bytes]":
+        """Start kubectl; `how` is for Popen. Raises ClientError if that is impossible."""
+        command = self.command(*words)
+        try:
+            return subprocess.Popen(command, **how)
+        except OSError as error:
+            fix = "end other programs, or follow fewer replicas" if error.errno in _NO_ROOM else ""
+            raise ClientError(f"kubectl cannot be started: {error.strerror}", fix) from error
+
     def run(self, *words: str, given: str | None = None) -> str:
         """Return what kubectl prints; `given` is its standard input. Raises ClientError if it fails."""
         # A command with an input changes the cluster. In a session of its own, Ctrl-C does not kill it.
         with (
             heard() as said,
-            subprocess.Popen(
-                self.command(*words),
+            self.start(
+                *words,
                 stdin=None if given is None else subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=said.fileno(),
@@ -208,8 +218,8 @@ class Kubectl:
         """Run kubectl with the bytes as its standard input. Raises ClientError if it fails."""
         with (
             heard() as said,
-            subprocess.Popen(
-                self.command(*words), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said.fileno()
+            self.start(
+                *words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said.fileno()
             ) as process,
         ):
             assert process.stdin is not None

@@ -119,7 +119,7 @@ def follow_job(
     threading.Thread(target=following.run, daemon=True).start()
     try:
         while (line := following.lines.get()) is not None:
-            if isinstance(line, ClientError):
+            if isinstance(line, Exception):
                 raise line
             yield line
     finally:
@@ -139,7 +139,7 @@ class _Following:
     flags: Sequence[str]
     finished: Callable[[], bool]
     with_new: bool
-    lines: "queue.Queue[Line | ClientError | None]" = field(default_factory=queue.Queue)
+    lines: "queue.Queue[Line | Exception | None]" = field(default_factory=queue.Queue)
     _is_over: threading.Event = field(default_factory=threading.Event)
     _has_changed: threading.Event = field(default_factory=threading.Event)  # a log or everything has ended
     _processes: set["subprocess.Popen[bytes]"] = field(default_factory=set)
@@ -167,7 +167,7 @@ class _Following:
                 is_complete = len(self._read) >= len(self.replicas)
                 self._has_changed.wait(LOOK_S if is_complete and not over else NEXT_POD_S)
                 self._has_changed.clear()
-        except ClientError as error:
+        except Exception as error:  # noqa: BLE001 - any other: the reader would wait forever
             self.lines.put(error)
         self.lines.put(None)
 
@@ -207,7 +207,7 @@ class _Following:
                 self._left[uid] = 0 if is_whole else self._left[uid] - 1
             if not (is_last and is_whole):
                 self._is_over.wait(NEXT_POD_S)  # before it is read on
-        except ClientError as error:
+        except Exception as error:  # noqa: BLE001 - as above
             self.lines.put(error)
         self._read.discard(uid)
         self._has_changed.set()
@@ -217,8 +217,8 @@ class _Following:
         flags, after = self.flags, self._newest.get(uid, "")
         if after:  # in whole seconds: some lines come again
             flags = [f"--since-time={after}", *(each for each in flags if not each.startswith("--since"))]
-        command = self.kubectl.command("logs", pod, "--timestamps", "--follow", *flags)
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        words = ("logs", pod, "--timestamps", "--follow", *flags)
+        with self.kubectl.start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert process.stdout is not None
             assert process.stderr is not None
             self._processes.add(process)

@@ -44,8 +44,10 @@ class Heard:
             os.close(self._read)
 
     def _listen(self) -> None:
+        ready = select.poll()  # select() takes no file descriptor above 1023
+        ready.register(self._read, select.POLLIN)
         while True:
-            if select.select([self._read], [], [], _POLL_S)[0]:
+            if ready.poll(_POLL_S * 1000):
                 block = os.read(self._read, _BLOCK)
                 if not block:
                     return

@@ -1,10 +1,15 @@
 """Choice of replicas, and what is said if kubectl cannot do something."""
 
+import errno
+import fcntl
+import os
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dtj_client import kubectl
+from dtj_client import kubectl, stderr
 from dtj_client.errors import PATIENCE_S, ClientError, Patience, UnreachableError
 from dtj_client.kubectl import Kubectl, parse_indices, replicas_of
 
@@ -57,6 +62,41 @@ def test_pods_of_a_job_are_those_of_its_replicas(monkeypatch: pytest.MonkeyPatch
 def test_no_kubectl() -> None:
     with pytest.raises(ClientError, match="kubectl is not on the PATH"):
         Kubectl(program="no-such-kubectl").run("version")
+
+
+@pytest.mark.parametrize(
+    ("why", "said"),
+    [
+        (errno.EAGAIN, "cannot be started: Resource temporarily unavailable\n  fix: end other programs"),
+        (errno.ENOEXEC, "cannot be started: Exec format error$"),
+    ],
+)
+def test_process_that_the_system_does_not_start(why: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(why, os.strerror(why))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(ClientError, match=said):
+        Kubectl(program="sh").run("version")
+    with pytest.raises(ClientError, match=said):
+        Kubectl(program="sh").send(b"", "exec")
+
+
+def test_message_of_kubectl_is_read_by_a_process_with_many_open_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def high() -> tuple[int, int]:
+        ends = pipe()
+        moved = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 1024) for each in ends]
+        for each in ends:
+            os.close(each)
+        return moved[0], moved[1]
+
+    pipe = os.pipe
+    monkeypatch.setattr(os, "pipe", high)
+    with stderr.heard() as said:
+        os.write(said.fileno(), b"error: a message")
+    assert said.text == b"error: a message"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from dtj_client.errors import ClientError
 from dtj_client.job import Job
 from dtj_client.kubectl import Kubectl
-from dtj_client.logs import Line, merge, of_ranks, parse, snapshot
+from dtj_client.logs import Line, follow_job, merge, of_ranks, parse, snapshot
 
 
 def test_lines_of_all_replicas_are_in_the_order_of_time() -> None:
@@ -99,6 +99,24 @@ def test_at_most_so_many_replicas_are_followed_as_this_machine_can(
 def test_too_many_chosen_replicas_are_not_followed() -> None:
     with pytest.raises(ClientError, match="80 replicas are too many to follow\n  fix: choose at most 64"):
         Job("digits", Large()).logs(follow=True, replicas=range(80))
+
+
+class Unlucky(Kubectl):
+    """Has one pod; a part of this package fails in a way that it does not expect."""
+
+    def run(self, *words: str, given: str | None = None) -> str:
+        if self.program == "list":
+            raise RuntimeError("can't start new thread")
+        return "digits-0 uid Running \n"
+
+    def start(self, *words: str, **how: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("at", ["list", "read"])
+def test_reader_of_a_log_does_not_wait_for_a_thread_that_failed(at: str) -> None:
+    with pytest.raises(RuntimeError, match="new thread"):
+        list(follow_job(Unlucky(program=at), "digits", [0], finished=lambda: False))
 
 
 class WithoutPods(Kubectl):

@@ -31,7 +31,7 @@ class Cluster:
         self._kubectl = kubectl
         within = f"/namespaces/{self.namespace}" if self.namespace else ""
         path = f"/apis/{GROUP}/{VERSION}{within}/distributedtrainingjobs"
-        self._jobs = Watch(kubectl, path, changed=self._remember)
+        self._jobs = Watch(kubectl, path, changed=self._remember, gone=self._forget)
         self._phases: dict[str, list[tuple[str, str]]] = defaultdict(list)  # by uid
         self._readings: dict[str, list[Reading]] = defaultdict(list)
         self._feeds: dict[str, Feed] = {}
@@ -127,6 +127,10 @@ class Cluster:
         reading = curves.of_status(status)
         if reading is not None and reading not in self._readings[uid][-1:]:
             self._readings[uid] = [*self._readings[uid][-_KEPT:], reading]
+
+    def _forget(self, job: Json) -> None:
+        for kept in (self._phases, self._readings):
+            kept.pop(job["metadata"]["uid"], None)
 
     def _stop_idle(self) -> None:
         while not self._stopped.wait(_IDLE_S / 3):

@@ -1,5 +1,6 @@
 """Objects of one kind, kept up to date by a watch that kubectl does."""
 
+import contextlib
 import json
 import subprocess
 import threading
@@ -19,6 +20,7 @@ class Watch:
     path      such as /api/v1/namespaces/team/pods
     selector  a parameter of the query, such as labelSelector=a%3Db; empty: all objects
     changed   called for each object that is new or has changed, one at a time
+    gone      called for each object that was deleted
     """
 
     def __init__(
@@ -27,9 +29,11 @@ class Watch:
         path: str,
         selector: str = "",
         changed: Callable[[Json], None] = lambda _: None,
+        gone: Callable[[Json], None] = lambda _: None,
     ) -> None:
         self.problem: ClientError | None = None  # None: the objects are current
-        self._kubectl, self._path, self._selector, self._changed = kubectl, path, selector, changed
+        self._kubectl, self._path, self._selector = kubectl, path, selector
+        self._changed, self._gone = changed, gone
         self._objects: dict[str, Json] = {}
         self._version = 0
         self._lock = threading.Lock()
@@ -58,7 +62,8 @@ class Watch:
 
     def _keep(self, listed_at: str) -> None:
         while not self._stopped.is_set():
-            self._follow(listed_at)
+            with contextlib.suppress(ClientError, OSError):  # listing says why kubectl cannot be started
+                self._follow(listed_at)
             try:
                 listed_at = self._list()
                 self.problem = None
@@ -72,8 +77,9 @@ class Watch:
         found = {_key(each): each for each in listed["items"]}
         with self._lock:
             before, self._objects = self._objects, found
-            if before.keys() - found.keys():
+            for key in before.keys() - found.keys():
                 self._version += 1
+                self._gone(before[key])
             for key, each in found.items():
                 if _version_of(each) != _version_of(before.get(key)):
                     self._version += 1
@@ -107,6 +113,7 @@ class Watch:
             self._version += 1
             if event["type"] == "DELETED":
                 self._objects.pop(_key(each), None)
+                self._gone(each)
             else:
                 self._objects[_key(each)] = each
                 self._changed(each)
