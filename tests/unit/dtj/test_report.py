@@ -81,6 +81,14 @@ def test_reason_is_one_of_the_contract(ending: Ending, cause: str) -> None:
     assert cause in contract.REASONS
 
 
+def test_time_without_a_zone_is_refused() -> None:
+    """It could not be compared with those of other pods."""
+    sent = json.loads(json.dumps(end(0).to_json()))
+    assert Ending.from_json(sent) == end(0)
+    with pytest.raises(ValueError, match="zone"):
+        Ending.from_json(sent | {"at": "2026-01-01T00:00:00"})
+
+
 def test_oom_killer_is_suspected() -> None:
     assert "out of memory" in outcome.describe(end(3, 137), 5)
     assert "out of memory" in outcome.describe(end(3, 137, reason="OOMKilled"), 5)

@@ -2,11 +2,14 @@
 
 import json
 import socket
+import struct
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
+
 from dtj.agent.report.status import MAX_LISTED, Facts, Status
-from dtj.agent.report.status_server import StatusServer
+from dtj.agent.report.status_server import StatusServer, _HttpServer
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -46,3 +49,15 @@ def test_document_that_is_too_large_is_shown_without_its_metrics() -> None:
             server.publish(whole | {"metrics": metrics})
         assert json.loads(theirs.recv(1 << 20)) == whole
         assert json.loads(theirs.recv(1 << 20)) == whole | {"metrics": {}, "ranks": whole["ranks"][:2]}
+
+
+def test_client_that_hangs_up_is_not_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    with (
+        _HttpServer("127.0.0.1", 0) as server,
+        socket.create_connection(("127.0.0.1", server.server_port)) as client,
+    ):
+        request, address = server.get_request()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        server.process_request_thread(request, address)
+    assert capsys.readouterr() == ("", "")

@@ -22,7 +22,9 @@ def first_on_node(*, at_most_s: float = heartbeat.PAUSE_S) -> Iterator[None]:
     at_most_s  seconds until all are through; after that, a process that does nothing is treated as hung
     """
     path = Path(tempfile.gettempdir()) / f"dtj-{os.getuid()}.lock"
-    with path.open("w") as lock, heartbeat.mine.paused(at_most_s):
+    # Other users may write to that folder: a link of theirs is not followed.
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(fd) as lock, heartbeat.mine.paused(at_most_s):
         fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it when the process ends
         try:
             yield

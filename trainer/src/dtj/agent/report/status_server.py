@@ -12,6 +12,7 @@ import os
 import queue
 import socket
 import socketserver
+import sys
 import threading
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -113,6 +114,11 @@ class _HttpServer(ThreadingHTTPServer):
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         socketserver.TCPServer.server_bind(self)  # not HTTPServer's, whose name lookup can take seconds
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """No traceback if a client hangs up, as health checks of load balancers do: the log is the ranks'."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 def _serve(server: ThreadingHTTPServer, documents: socket.socket) -> None:

@@ -42,7 +42,7 @@ def _check(kind: Any) -> Check:
 
 def _plain(kind: Any) -> Check:
     if kind is datetime:
-        return lambda value: datetime.fromisoformat(_of(str, value))
+        return _moment
 
     def check(value: Any) -> Any:
         if kind is float and type(value) is int:
@@ -54,6 +54,13 @@ def _plain(kind: Any) -> Check:
         return value
 
     return check
+
+
+def _moment(value: Any) -> datetime:
+    found = datetime.fromisoformat(_of(str, value))
+    if found.tzinfo is None:
+        raise ValueError("a time without its zone cannot be compared")
+    return found
 
 
 def _optional(of: Check) -> Check:
