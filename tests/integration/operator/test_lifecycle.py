@@ -219,10 +219,13 @@ async def test_clean_up_after_rank_0_is_done(cluster: Cluster, kubelet: Kubelet,
     await kubelet.finish("job-0")
 
     job = await cluster.until(phase("Succeeded"))
-    await cluster.api.until_gone(f"{SERVICES.format(cluster.namespace)}/job")
-
     assert of(job, "Complete")["reason"] == "SuccessPolicy"
     await kubelet.until(lambda pods: set(pods) == left)
+    if policy == "None":
+        await cluster.api.get(f"{POLICIES.format(cluster.namespace)}/job")  # there as long as a pod runs
+        await kubelet.finish("job-1")
+    await cluster.api.until_gone(f"{SERVICES.format(cluster.namespace)}/job")
+    await cluster.api.until_gone(f"{POLICIES.format(cluster.namespace)}/job")
 
 
 async def test_deletion_leaves_nothing(cluster: Cluster, kubelet: Kubelet):
