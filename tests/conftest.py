@@ -35,9 +35,24 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the longest tests: others run beside them, and none is left alone at the end."""
+    if getattr(config.option, "loadgroup", False):  # a worker of pytest-xdist
+        for item in items:
+            keep_group(item)
     items.sort(key=lambda item: -seconds(item))
     if "worksteal" in getattr(config, "workerinput", {}).get("mainargv", ()):
         items[:] = dealt(items, int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+
+
+def keep_group(item: pytest.Item) -> None:
+    """Append a test's group to its id, by which pytest-xdist sends the tests of a group to one worker.
+
+    pytest-xdist 3.8 appends it to an attribute that pytest 9.2 does not read, so that groups had no effect.
+    """
+    mark = item.get_closest_marker("xdist_group")
+    ending = f"@{mark.args[0]}" if mark else ""
+    if not item.nodeid.endswith(ending):
+        item._id = type(item.id).parse(item.nodeid + ending)
+    assert item.nodeid.endswith(ending), "else the mark has no effect"
 
 
 def dealt(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]:

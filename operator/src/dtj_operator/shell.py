@@ -52,15 +52,15 @@ def run(settings: Settings) -> None:
 
 
 def _run_once(configured: Settings, memo: kopf.Memo) -> None:
-    settings, stop = asyncio.run(_narrowed(configured)), asyncio.Event()
+    settings = asyncio.run(_narrowed(configured))
 
     async def check() -> None:
         await scope.until_changed(configured, await config.load(), settings.namespaces)
         memo.namespaces_changed = True
-        stop.set()
+        memo.stop.set()
 
     if configured.namespaces:
-        memo.check_namespaces = check
+        memo.check_namespaces, memo.stop = check, asyncio.Event()
     kopf.run(
         registry=_registry(settings),
         settings=_kopf_settings(),
@@ -69,7 +69,7 @@ def _run_once(configured: Settings, memo: kopf.Memo) -> None:
         identity=settings.identity,  # type: ignore[arg-type]  # a private NewType of str
         clusterwide=not settings.namespaces,
         namespaces=settings.namespaces,
-        stop_flag=stop,
+        stop_flag=memo.get("stop"),
         memo=memo,
     )
 
@@ -109,6 +109,7 @@ def _registry(settings: Settings) -> kopf.OperatorRegistry:
     async def cleanup(memo: kopf.Memo, **_: Any) -> None:
         if "checking" in memo:
             memo.checking.cancel()
+            memo.stop.set()  # else kopf gives its own task that waits for this another 5 s
         if "app" in memo:
             await memo.app.stop()
 
