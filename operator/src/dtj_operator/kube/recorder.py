@@ -2,7 +2,7 @@
 
 The name of an Event is derived from its cause, so a restarted operator continues the count instead of
 creating a second Event. Events are best effort and sent in the background: nothing waits for them or depends
-on them.
+on them. A namespace whose Events are slow, as with a webhook, delays only its own.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from dtj_operator import metrics
+from dtj_operator.engine.shares import Shares
 from dtj_operator.kube import paths
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
@@ -21,7 +22,8 @@ from dtj_operator.model import names
 from dtj_operator.model.json import Json
 
 PER_SECOND, BURST = 5.0, 100.0
-QUEUE_LIMIT = 1000  # Events waiting to be sent; more are dropped
+QUEUE_LIMIT = 1000  # Events waiting to be sent, at most half of them of one namespace; more are dropped
+IN_FLIGHT = 8  # at most half of them of one namespace
 REPEAT_S = 600.0  # a repetition of the same cause is sent at most this often
 REMEMBERED = 10_000
 NOTE_LIMIT = 1024  # bytes of UTF-8; limit of the API
@@ -35,7 +37,8 @@ class Recorder:
     def __init__(self, api: Api, identity: str, wall: Callable[[], float]) -> None:
         self._api, self._identity, self._wall = api, identity, wall
         self._bucket = Bucket(PER_SECOND, BURST)
-        self._queue: asyncio.Queue[tuple[Json, int]] = asyncio.Queue(QUEUE_LIMIT)
+        self._queue: asyncio.Queue[tuple[Json, int]] = asyncio.Queue()
+        self._waiting, self._in_flight = Shares[str](QUEUE_LIMIT), Shares[str](IN_FLIGHT)  # by namespace
         # name -> (when it may be sent again, how many times it was sent)
         self._sent: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
@@ -49,7 +52,7 @@ class Recorder:
         again_at, count = self._sent.get(name, (now, 0))
         if again_at > now:
             return
-        if self._queue.full():
+        if not self._waiting.try_take(regarding["namespace"]):
             metrics.EVENTS_DROPPED.labels("queue_full").inc()
             return
         self._sent[name] = now + REPEAT_S, count + 1
@@ -72,14 +75,20 @@ class Recorder:
         self._queue.put_nowait((body, count + 1))
 
     async def run(self) -> None:
-        while True:
-            body, count = await self._queue.get()
+        async with asyncio.TaskGroup() as group:
+            while True:
+                group.create_task(self._deliver(*await self._queue.get()))
+
+    async def _deliver(self, body: Json, count: int) -> None:
+        namespace = body["metadata"]["namespace"]
+        async with self._in_flight.hold(namespace):
             await self._bucket.take()
             try:
                 await self._send(body, count)
             except ApiError as error:
                 metrics.EVENTS_DROPPED.labels("refused").inc()
                 _log.debug("failed to send an Event", extra={"reason": body["reason"], "error": str(error)})
+        self._waiting.give_back(namespace)
 
     async def _send(self, body: Json, count: int) -> None:
         folder = paths.events(body["metadata"]["namespace"])

@@ -6,12 +6,13 @@ from contextlib import asynccontextmanager, suppress
 from random import Random
 
 import pytest
+from aiohttp import web
 
 from dtj_operator.kube import recorder
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.recorder import Recorder
-from tests.unit.dtj_operator.kube.server import Handler, Server, refuses, says, serving
+from tests.unit.dtj_operator.kube.server import Handler, Server, refuses, says, serving, stall
 
 JOB = {
     "apiVersion": "dtj.dev/v1alpha1",
@@ -42,8 +43,9 @@ async def until_asked(server: Server, times: int) -> None:
             await asyncio.sleep(0.01)
 
 
-def send(events: Recorder, reason: str = "Restarting", once_per: str = "1") -> None:
-    events.record(JOB, kind="Warning", reason=reason, note="rank 3 ended", once_per=once_per)
+def send(events: Recorder, reason: str = "Restarting", once_per: str = "1", *, namespace: str = "ns") -> None:
+    job = JOB if namespace == "ns" else {**JOB, "namespace": namespace, "uid": namespace}
+    events.record(job, kind="Warning", reason=reason, note="rank 3 ended", once_per=once_per)
 
 
 async def test_event_has_the_fields_that_the_api_requires() -> None:
@@ -104,14 +106,47 @@ async def test_refused_event_is_dropped_and_the_next_ones_are_sent() -> None:
     assert len({asked[3]["metadata"]["name"] for asked in server.asked}) == 3
 
 
-async def test_events_beyond_the_queue_limit_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "QUEUE_LIMIT", 3)
+async def test_namespace_whose_events_get_no_answer_delays_only_its_own() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "/slow/" in request.path:
+            await stall(request)
+        return await OK(request)
+
+    async with recording(*[answer] * 100) as (events, server):
+        for number in range(90):
+            send(events, once_per=str(number), namespace="slow")
+        await until_asked(server, recorder.IN_FLIGHT // 2)
+        send(events)
+        await until_asked(server, recorder.IN_FLIGHT // 2 + 1)
+
+    assert "/namespaces/ns/" in server.asked[-1][1]
+
+
+async def test_events_beyond_the_queue_limit_are_dropped_and_one_namespace_has_at_most_half(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recorder, "QUEUE_LIMIT", 6)
     async with serving() as server:
         api = Api(server.config, Bucket(1e9), Random(1))
         events = Recorder(api, "op-a", lambda: 0.0)
         for number in range(1000):
             send(events, once_per=str(number))
-        waiting = events._queue.qsize()
+        for number in range(2):
+            send(events, once_per=str(number), namespace="other")
+        waiting = [events._queue.get_nowait()[0] for _ in range(events._queue.qsize())]
         await api.close()
 
-    assert waiting == 3
+    assert [body["metadata"]["namespace"] for body in waiting] == ["ns", "ns", "ns", "other", "other"]
+
+
+async def test_sent_events_make_place_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "QUEUE_LIMIT", 2)
+    async with recording(OK, refuses(403, "Forbidden"), OK) as (events, server):
+        for number in range(3):
+            send(events, once_per=str(number))
+            await until_asked(server, number + 1)
+            await asyncio.sleep(0)
+            while not events._waiting.may_take("ns"):  # noqa: ASYNC110 - until the answer has been read
+                await asyncio.sleep(0.01)
+
+    assert len(server.asked) == 3
