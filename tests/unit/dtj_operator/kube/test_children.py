@@ -55,3 +55,28 @@ def test_edit_changes_the_fingerprint(kind: ChildKind, change: Callable[[Json], 
 def test_annotations_do_not_matter() -> None:
     view = stored(SERVICE, lambda body: body["metadata"].update(annotations={"a": "b"}))
     assert view == stored(SERVICE)
+
+
+@pytest.mark.parametrize("kind", [param(SERVICE, id="Service"), param(NETWORK_POLICY, id="NetworkPolicy")])
+@pytest.mark.parametrize(
+    ("label", "edited"),
+    [
+        param(_JOB.name, False, id="our label"),
+        param("other", True, id="the label of another job"),
+        param(None, True, id="without our label, so no watch shows it"),
+    ],
+)
+def test_object_without_the_label_of_its_job_is_edited(
+    kind: ChildKind, label: str | None, edited: bool
+) -> None:
+    def relabel(body: Json) -> None:
+        labels = body["metadata"]["labels"]
+        labels.pop("dtj.dev/job-name")
+        if label:
+            labels["dtj.dev/job-name"] = label
+
+    assert kind.is_edited(stored(kind, relabel), MADE[kind]) is edited
+
+
+def test_another_spec_is_an_edit() -> None:
+    assert SERVICE.is_edited(stored(SERVICE, lambda body: body["spec"]["ports"].pop()), MADE[SERVICE])
