@@ -153,10 +153,14 @@ def pod_state(pod: Json) -> str:
     if pod["metadata"].get("deletionTimestamp"):
         return "Terminating"
     status = pod.get("status") or {}
+    inits: Sequence[Json] = (pod.get("spec") or {}).get("initContainers") or ()
+    sidecars = {each["name"] for each in inits if each.get("restartPolicy") == "Always"}
     for container in status.get("initContainerStatuses") or ():
         state = container.get("state") or {}
         if (reason := (state.get("waiting") or {}).get("reason", "")) not in ("", "PodInitializing"):
             return f"{container['name']}: {reason}"
+        if container["name"] in sidecars:  # it runs beside the ranks, and is killed after them
+            continue
         if code := (state.get("terminated") or {}).get("exitCode"):
             return f"{container['name']}: exit code {code}"
         if "running" in state:

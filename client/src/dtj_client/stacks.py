@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from dtj_client.errors import ClientError, SilentNodeError
-from dtj_client.kubectl import TRAINER, Json
+from dtj_client.kubectl import Json
 
 AGENT_PORT = 29400
 AT_ONCE = 8  # pods that are asked at the same time
@@ -87,6 +87,7 @@ def _environment(pod: Json) -> dict[str, str]:
 
 
 def _trainer(pod: Json) -> Json:
-    """The container that runs the ranks: as in the contract, the one with this name, else the first."""
+    """The container that runs the ranks, by the operator's variables: a webhook may put others before it."""
     containers: list[Json] = pod["spec"]["containers"]
-    return next((each for each in containers if each["name"] == TRAINER), containers[0])
+    has_place = (any(v["name"] == "NODE_RANK" for v in each.get("env") or ()) for each in containers)
+    return next((each for each, is_it in zip(containers, has_place, strict=True) if is_it), containers[0])

@@ -191,6 +191,22 @@ def test_state_of_a_pod(status: Json, state: str) -> None:
     assert f"  0        {state}" in shown({"phase": "Running"}, pod(0, **status))
 
 
+@pytest.mark.parametrize(
+    ("phase", "proxy", "state"),
+    [
+        ("Running", {"running": {}}, "Running"),
+        ("Succeeded", {"terminated": {"exitCode": 137}}, "Succeeded"),
+        ("Pending", {"waiting": {"reason": "CrashLoopBackOff"}}, "proxy: CrashLoopBackOff"),
+    ],
+)
+def test_sidecar_is_not_the_state_of_a_pod_unless_it_does_not_start(
+    phase: str, proxy: Json, state: str
+) -> None:
+    found = pod(0, phase=phase, initContainerStatuses=[{"name": "proxy", "state": proxy}])
+    found["spec"]["initContainers"] = [{"name": "proxy", "restartPolicy": "Always"}]
+    assert f"  0        {state}" in shown({"phase": "Running"}, found)
+
+
 def test_age_is_written_as_kubectl_does() -> None:
     assert [age(s) for s in (5, 119, 200, 1800, 3 * 3600 + 60, 50 * 3600)] == [
         *("5s", "119s", "3m20s", "30m", "3h1m", "2d2h")

@@ -35,6 +35,12 @@ def test_each_rank_is_a_part_and_only_pods_with_wanted_ranks_are_asked() -> None
     assert asked == [("a-1", "trainer")]
 
 
+def test_container_that_a_webhook_put_first_is_not_asked() -> None:
+    found = pod(0)
+    found["spec"]["containers"][1]["name"] = "pytorch"  # as a converted job may call it
+    assert list(stacks([found], {1}, lambda _, container: f"rank 1, {container}")) == ["rank 1, pytorch"]
+
+
 def test_pod_without_stacks_says_why() -> None:
     def refuse(name: str, _container: str) -> str:
         if name == "a-2":
