@@ -16,10 +16,14 @@ from dtj_client.errors import ClientError, ExistsError, GoneError, not_yaml
 from dtj_client.from_yaml import documents
 from dtj_client.kubectl import KIND, Json, Kubectl
 from dtj_client.manifest import owned_by
+from dtj_client.report import condition
 
 POLL_S = 1.0
 KEPT_S = 300  # a temporary job that has failed: long enough to read why
 TRIES = 60  # to create the code while that of a deleted job is there
+# In so many looks in a row with this reason it is clear that no pod of a temporary job will start. The
+# kubelet fetches an image again after ten seconds.
+_REFUSED = {"PodRejected": 3, "QuotaExceeded": 10, "NameConflict": 3, "ImagePullFailed": 12}
 
 
 def create(kubectl: Kubectl, job: Json, code: Json | None = None) -> Json:
@@ -90,6 +94,19 @@ def temporary(kubectl: Kubectl, job: Json) -> Iterator[str]:
     finally:
         with contextlib.suppress(GoneError):
             kubectl.delete(KIND, name)
+
+
+class Obstacle:
+    """For how many looks in a row the operator has named the same obstacle to a temporary job."""
+
+    def __init__(self) -> None:
+        self._reason, self._looks = "", 0
+
+    def is_final(self, status: Json) -> bool:
+        """Whether its pods will not start by waiting; call it once a look."""
+        reason = condition(status, "PodsReady").get("reason", "")
+        self._reason, self._looks = reason, self._looks + 1 if reason == self._reason else 1
+        return status.get("phase") == "Failed" or self._looks >= _REFUSED.get(reason, sys.maxsize)
 
 
 @contextlib.contextmanager

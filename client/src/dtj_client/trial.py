@@ -96,6 +96,7 @@ def _answers(
 ) -> tuple[list[Json], list[Json]]:
     """The pods, and what they have said; nothing if not all of them are done in time, or none was created."""
     pods: list[Json] = []
+    obstacle = submission.Obstacle()
     for poll in range(POLLS):
         pods = kubectl.pods(job)
         if len(pods) == count and all(pod.get("status", {}).get("phase") == "Running" for pod in pods):
@@ -104,7 +105,7 @@ def _answers(
                 return pods, said
         status = _status(kubectl, job)
         no_pod = not pods and poll >= POLLS_WITHOUT_POD
-        if status.get("phase") == "Failed" or (no_pod and status.get("message")):
+        if obstacle.is_final(status) or (no_pod and status.get("message")):
             break
         sleep(POLL_S)
     return pods, []

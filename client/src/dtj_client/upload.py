@@ -14,12 +14,10 @@ from dtj_client.errors import ClientError
 from dtj_client.kubectl import Json, Kubectl
 from dtj_client.manifest import InClaim
 from dtj_client.progress import Progress, ignore
-from dtj_client.report import condition, pod_state
+from dtj_client.report import pod_state
 
 POLL_S = 1.0
 POLLS = 300  # the pod may have to fetch its image first
-# In so many polls in a row with this reason it is clear that the pod will not start.
-REFUSED = {"PodRejected": 3, "QuotaExceeded": 10, "NameConflict": 3, "ImagePullFailed": 20}
 _FOLDER = "/claim"  # where the pod mounts it
 _FIX = "name a claim that the pods may write to; or build an image with the code: --image and --no-code"
 _WAITS = "import time; time.sleep(3600)"  # then the job ends and is deleted, if this process could not do it
@@ -106,20 +104,17 @@ def _small(resources: Json) -> Json:
 
 def _started(kubectl: Kubectl, job: str, claim: str, sleep: Callable[[float], None]) -> str:
     """The name of the pod once it runs."""
-    state, why, polls = "no pod was created", "", 0
+    state, obstacle = "no pod was created", submission.Obstacle()
     for _ in range(POLLS):
         for pod in kubectl.pods(job):
             state = pod_state(pod)
             if state == "Running":
                 return str(pod["metadata"]["name"])
         status = kubectl.job(job).get("status") or {}
-        ready = condition(status, "PodsReady").get("reason", "")
-        why, polls = ready, polls + 1 if ready == why else 1
-        has_failed = status.get("phase") == "Failed"
-        if has_failed or polls >= REFUSED.get(why, POLLS + 1):
-            then = "failed" if has_failed else "cannot start"
+        if obstacle.is_final(status):
+            then = "failed" if status.get("phase") == "Failed" else "cannot start"
             raise ClientError(
-                f"the pod that copies the code to claim {claim} {then}: {status.get('message', why)}",
+                f"the pod that copies the code to claim {claim} {then}: {status.get('message', '')}",
                 "correct that; or build an image with the code: --image and --no-code",
             )
         sleep(POLL_S)

@@ -135,6 +135,17 @@ def test_pods_that_are_refused_are_not_waited_for(monkeypatch: pytest.MonkeyPatc
     assert len(waits) < 30
 
 
+def test_image_that_cannot_be_pulled_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "container trainer of pod a-0: ErrImagePull: manifest unknown"
+    ready = {"type": "PodsReady", "status": "False", "reason": "ImagePullFailed", "message": said}
+    job = {"status": {"phase": "Pending", "message": said, "conditions": [ready]}}
+    monkeypatch.setattr(Cluster, "job", lambda *_: job)
+    waits: list[float] = []
+    (only,) = lines(Cluster(None), sleep=waits.append)
+    assert only.startswith(f"BAD  pods: no answer (Pending: {said})\n     fix: ")
+    assert len(waits) < 20
+
+
 def test_pods_that_fail_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their job has to stay until then, and may be gone when it is deleted."""
     waits: list[float] = []
