@@ -1,6 +1,8 @@
 """Environment -> ranks and replica; contradictions are errors, never guesses."""
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -135,7 +137,16 @@ def test_pod_follows_the_operator() -> None:
             {"NNODES": "0"}, None, "NNODES is '0', expected a whole number of at least 1", id="zero nodes"
         ),
         pytest.param(
-            {"WORLD_SIZE": "4", "NNODES": "2", **MASTER}, 4, "leave out --nproc", id="flag against the pod"
+            {"WORLD_SIZE": "4", "NNODES": "2", **MASTER},
+            4,
+            "leave out --nproc, or unset WORLD_SIZE",
+            id="flag against the environment",
+        ),
+        pytest.param(
+            {"WORLD_SIZE": "2", "NNODES": "1", "DTJ_JOB": "a"},  # as with --standalone
+            None,
+            "leave out --nproc, --nnodes and --standalone: processesPerReplica and replicas of the job say",
+            id="flag against the job",
         ),
     ],
 )
@@ -148,6 +159,26 @@ def test_invalid_placement(env: Mapping[str, str], nproc: int | None, message: s
 def test_threads_are_set_by_the_user_or_a_share_of_the_cpus() -> None:
     assert threads({"OMP_NUM_THREADS": "3"}, nproc=2) == 3
     assert threads({}, nproc=10_000) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "nproc", "expected"),
+    [
+        ("max 100000\n", 1, 16),
+        ("400000 100000\n", 1, 4),
+        ("400000 100000\n", 2, 2),
+        ("50000 100000\n", 1, 1),
+        ("9900000 100000\n", 1, 16),
+        ("", 1, 16),
+    ],
+)
+def test_ranks_share_the_cpu_limit_of_the_container(
+    said: str, nproc: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    (tmp_path / "cpu.max").write_text(said)
+    assert threads({}, nproc=nproc, limit=tmp_path / "cpu.max") == expected
+    assert threads({}, nproc=nproc, limit=tmp_path / "none") == 16 // nproc
 
 
 def test_flag_of_the_job_takes_precedence_over_the_code() -> None:

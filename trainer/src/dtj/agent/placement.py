@@ -3,15 +3,19 @@
 In a pod the operator sets the variables; on a laptop nothing is set and everything is derived.
 """
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 from dtj import contract
 from dtj.agent.wire.protocol import Limits
 from dtj.errors import RecipeError
 
+# Of the container, in cgroup v2: microseconds of processor time, and in how many.
+CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 # Settings of torch's libraries, unless the user has made them. gloo connects each rank to every other; its
 # two cut the requests to the store for that. All ranks of a job must have the same.
 _OF_LIBRARIES = {
@@ -63,9 +67,12 @@ class Placement:
             )
         stated = number(env, contract.WORLD_SIZE, default=nproc * nnodes)
         if stated != nproc * nnodes:
+            said = "leave out --nproc, --nnodes and --standalone: processesPerReplica and replicas of the job"
             raise RecipeError(
                 f"{contract.WORLD_SIZE} is {stated}, but {nnodes} x {nproc} processes = {nproc * nnodes}",
-                fix=f"leave out --nproc, or unset {contract.WORLD_SIZE}",
+                fix=f"{said} say both"
+                if contract.JOB in env
+                else f"leave out --nproc, or unset {contract.WORLD_SIZE}",
             )
         if (limits.most if limits else nnodes) > 1 and not env.get(contract.MASTER_ADDR):
             raise RecipeError(
@@ -126,12 +133,18 @@ class Placement:
         return {name: str(value) for name, value in values.items()}
 
 
-def threads(env: Mapping[str, str], *, nproc: int) -> int:
-    """Threads per rank: OMP_NUM_THREADS if set, else its share of the CPUs that this process may use."""
+def threads(env: Mapping[str, str], *, nproc: int, limit: Path = CPU_LIMIT) -> int:
+    """Threads per rank: OMP_NUM_THREADS if set, else its share of the CPUs that this process may use.
+
+    The operator sets the variable from the limit of the template; a namespace's LimitRange may set another.
+    """
     stated = env.get("OMP_NUM_THREADS", "")
     if stated.isdecimal() and int(stated) > 0:
         return int(stated)
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # no cgroup v2; or "max": no limit
+        allowed, period = map(int, limit.read_text().split())
+        usable = min(usable, allowed // period)
     return max(1, usable // nproc)
 
 
