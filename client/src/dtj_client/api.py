@@ -23,7 +23,7 @@ def submit(  # noqa: PLR0913 - the options of a command line
     *arguments: object,
     name: str = "",
     replicas: int | None = None,
-    gpus: int | None = None,
+    gpus: int | str | None = None,
     cpu: str | float = "",
     memory: str | int = "",
     image: str = "",
@@ -44,7 +44,7 @@ def submit(  # noqa: PLR0913 - the options of a command line
     arguments    of the program; of a function: numbers, strings, and lists and dictionaries of these
     name         of the job; empty: from the program, with a random end
     replicas     None: as in the template, else 1
-    gpus         per pod; None: as in the template, else CPUs only
+    gpus         per pod, such as 8 or "amd.com/gpu=8"; None: as in the template, else CPUs only
     cpu, memory  of each pod, such as 4 and "16Gi": request and limit; empty: as in the template
     image        empty: as in the template, else the trainer image
     env          variables of the program; a value that is not a string is written as one

@@ -67,7 +67,11 @@ class _Submit(click.Command):
     "--name", metavar="NAME", help="Name of the job. [default: from the program, with a random end]"
 )
 @click.option("--replicas", type=click.IntRange(min=1), metavar="N", help="Number of pods. [default: 1]")
-@click.option("--gpus", type=click.IntRange(min=0), metavar="N", help="GPUs per pod. [default: 0]")
+@click.option(
+    "--gpus",
+    metavar="N",
+    help="GPUs per pod: of the template's kind, else NVIDIA; or such as amd.com/gpu=8. [default: 0]",
+)
 @click.option(
     "--cpu", default="", metavar="N", help="CPUs of each pod, such as 4 or 500m: request and limit."
 )
@@ -226,7 +230,7 @@ def _from_folder(  # noqa: PLR0913 - the options of a command line
         sent = delivery.prepare(request, part, Path.cwd(), extra, claim=code_claim, bar=bar)
         job = sent.job
     if template and dry_run and output in (None, "yaml"):
-        words = manifest.asked(request, with_code=not no_code)
+        words = manifest.asked(request, with_code=not no_code, template=part)
         for path, origin in origins(job, {"command line": words, f"template {template}": part}):
             click.echo(f"# {path}: {origin}")
     if sent:

@@ -7,11 +7,12 @@ import copy
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import yaml
 
-from dtj_client import manifest, slurm, torchrun
+from dtj_client import accelerate, launchers, manifest, slurm, torchrun
 from dtj_client.as_yaml import as_yaml
 from dtj_client.errors import ClientError, not_yaml
 from dtj_client.from_yaml import documents
@@ -23,6 +24,8 @@ Json = dict[str, Any]
 _OF_THE_SERVER = ("creationTimestamp", "generation", "managedFields", "resourceVersion", "selfLink", "uid")
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _RUNTIMES = ("ClusterTrainingRuntime", "TrainingRuntime")
+_OF_THE_POD = frozenset(accelerate.PLACE.values())  # variables that Kubernetes replaces
+_SHELLS = ("bash", "sh")
 _TRAINING = "node"  # of a runtime's jobs and containers, the ones that train
 
 
@@ -67,7 +70,8 @@ _FIX = "give a file with a PyTorchJob, TrainJob or Job, or an sbatch script"
 def _with_values_to_write(converted: Converted) -> Converted:
     """Name the variables of the shell that are left in the command: no shell runs in the pod."""
     (trainer,) = converted.job["spec"]["template"]["spec"]["containers"]
-    left = dict.fromkeys(re.findall(r"\$[{(]?\w+", " ".join(trainer.get("command") or ())))
+    words = [word for word in trainer.get("command") or () if word.partition("=")[2] not in _OF_THE_POD]
+    left = dict.fromkeys(re.findall(r"\$[{(]?\w+", " ".join(words)))
     if left:
         names = ", ".join(each.replace("{", "").replace("(", "") for each in left)
         converted.notes.append(f"the command has variables of the shell: write their values: {names}")
@@ -94,6 +98,8 @@ def _object(old: Json, runtimes: Json) -> Converted:
             f"(kubectl get clustertrainingruntime {runtime} -o yaml prints it), or copy what it adds to pods"
         )
     new = _finished(metadata.pop("name", None) or "converted", spec, notes, metadata)
+    if kind == "PyTorchJob":
+        _count_pods(new)
     new.notes += [f"not carried over: {each}" for each in _left(rest, old)]
     return new
 
@@ -116,28 +122,36 @@ def _finished(name: str, spec: Json, notes: list[str], metadata: Json) -> Conver
     trainer = next((c for c in containers if c.get("name") in ("trainer", "pytorch", "node")), containers[0])
     trainer["name"] = "trainer"
     if not trainer.get("image"):
-        gpus = ((trainer.get("resources") or {}).get("limits") or {}).get(manifest.GPU)
-        trainer["image"] = manifest.GPU_IMAGE if gpus else manifest.CPU_IMAGE
-        notes.append(
-            f"no image was named: {trainer['image']} may lack packages of the program, and lacks its code: "
-            "name an image that has both, or send the code with kubectl dtj submit -- PROGRAM"
-        )
+        try:
+            image = manifest.image_for((trainer.get("resources") or {}).get("limits") or {})
+        except ClientError as error:
+            notes.append(f"no image was named, and {error.message}: write the image")
+        else:
+            trainer["image"] = image
+            notes.append(
+                f"no image was named: {image} may lack packages of the program, and lacks its code: "
+                "name an image that has both, or send the code with kubectl dtj submit -- PROGRAM"
+            )
     _remove_rendezvous(trainer, notes)
     words = [*(trainer.get("command") or ()), *(trainer.get("args") or ())]
-    launched = torchrun.clean(words) or torchrun.in_a_shell(words)
-    if launched:
+    on_cpus = not manifest.accelerators((trainer.get("resources") or {}).get("limits") or {})
+    accelerated = partial(accelerate.clean, on_cpus=on_cpus)
+    if launched := torchrun.clean(words) or torchrun.in_a_shell(words):
         trainer["command"] = launched.words
         trainer.pop("args", None)
         notes += launched.notes
         if launched.processes:  # more than the tasks of Slurm, each of which would start these
             spec["processesPerReplica"] = launched.processes
-    elif [each.rpartition("/")[2] for each in map(str, words[:2])] == ["accelerate", "launch"]:
+    elif launched := accelerated(words) or torchrun.in_a_shell(words, accelerated):
+        trainer["command"] = launched.words
+        trainer.pop("args", None)
+        notes += [*launched.notes, *([accelerate.ON_CPUS] if on_cpus else [])]
         spec.pop("processesPerReplica", None)  # the number of launchers: ranks are as many as GPUs
-        notes.append(
-            "accelerate launch needs the number of each machine, which differs from pod to pod: write "
-            "torchrun instead, to which the operator says it, and the precision in Accelerator()"
-        )
-    elif any("torchrun" in str(word) or "torch.distributed" in str(word) for word in words):
+        if launched.processes:
+            spec["processesPerReplica"] = launched.processes
+    elif any(str(word).rpartition("/")[2] == "deepspeed" for word in words[:1]):
+        notes.append(f"{launchers.DEEPSPEED}: {launchers.DEEPSPEED_FIX}")
+    elif any(re.search(r"torchrun|torch\.distributed|accelerate launch", str(word)) for word in words):
         notes.append("check the shell text: the operator sets what --nnodes, --node-rank and --rdzv-* say")
     job = {
         "apiVersion": "dtj.dev/v1alpha1",
@@ -195,6 +209,25 @@ def _pytorchjob(old: Json, spec: Json, notes: list[str]) -> None:
         }
     if not spec["recovery"]:
         del spec["recovery"]
+
+
+def _count_pods(new: Converted) -> None:
+    """RANK and WORLD_SIZE of a PyTorchJob count its pods, unless it names a number of processes."""
+    spec, notes = new.job["spec"], new.notes
+    trainer = next(c for c in spec["template"]["spec"]["containers"] if c["name"] == "trainer")
+    words = [str(word) for word in (*(trainer.get("command") or ()), *(trainer.get("args") or ()))]
+    gpus = manifest.accelerators((trainer.get("resources") or {}).get("limits") or {})
+    named = spec.get("processesPerReplica", "auto") != "auto"
+    if named or sum(map(int, gpus.values())) < 2 or not words or words[0].rpartition("/")[2] not in _SHELLS:
+        return
+    if re.search(r"\$\{?(RANK|WORLD_SIZE)\b", " ".join(words)):
+        spec["processesPerReplica"] = 1
+        notes.append("processesPerReplica: 1: RANK and WORLD_SIZE in the command count pods")
+    else:
+        notes.append(
+            "RANK and WORLD_SIZE count ranks, in a PyTorchJob pods: a script that uses them to say where its "
+            "pod is needs NODE_RANK and NNODES, or processesPerReplica: 1"
+        )
 
 
 def _restart_policy(replicas: Json, spec: Json, notes: list[str]) -> None:

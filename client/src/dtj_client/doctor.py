@@ -1,13 +1,14 @@
 """Checks whether the user can train on this cluster; each finding is a line, and says how to fix it."""
 
 import json
+import re
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from dtj_client.errors import ClientError
 from dtj_client.kubectl import GROUP, KIND, VERSION, Json, Kubectl
-from dtj_client.manifest import GPU
+from dtj_client.manifest import accelerators
 
 NEEDED = (
     *(("create", KIND), ("get", KIND), ("list", KIND), ("patch", KIND), ("delete", KIND)),
@@ -17,6 +18,13 @@ TRY = "kubectl dtj doctor --try starts a short job, which finds it out"
 TRIED = {"shared memory", "name resolution"}
 # Groups of APIs that come with network plugins which enforce NetworkPolicies.
 ENFORCING = {"cilium.io": "Cilium", "crd.projectcalico.org": "Calico", "crd.antrea.io": "Antrea"}
+# Of the names in a quota, those that count what a job or its submission needs.
+_OF_JOBS = re.compile(
+    r"(count/)?(pods|services|configmaps)|count/networkpolicies\.networking\.k8s\.io"
+    r"|count/distributedtrainingjobs\.dtj\.dev|((requests|limits)\.)?(cpu|memory|ephemeral-storage)"
+    r"|requests\.[^/]+/.+"
+)
+_EXTENDED = re.compile(r"requests\.[^/]+/")  # such as requests.nvidia.com/gpu
 _PODS = "kubectl get pods -A -l app.kubernetes.io/name=dtj-operator"
 
 
@@ -111,11 +119,17 @@ def _operator(kubectl: Kubectl) -> Finding:
 
 def _gpus(kubectl: Kubectl) -> Finding:
     nodes: list[Json] = json.loads(kubectl.run("get", "nodes", "-o", "json"))["items"]
-    counts = [int((node.get("status") or {}).get("allocatable", {}).get(GPU, 0)) for node in nodes]
-    having = sum(1 for count in counts if count)
-    if not having:
+    counts: dict[str, list[int]] = {}
+    for node in nodes:
+        allocatable = (node.get("status") or {}).get("allocatable", {})
+        for name, count in accelerators(allocatable).items():
+            counts.setdefault(name, []).extend([int(count)] if int(count) else [])
+    found = [
+        f"{sum(each)} {name} on {len(each)} of {len(nodes)} nodes" for name, each in counts.items() if each
+    ]
+    if not found:
         return Finding(Result.GOOD, f"gpus: none, {len(nodes)} nodes with CPUs only")
-    return Finding(Result.GOOD, f"gpus: {sum(counts)} on {having} of {len(nodes)} nodes")
+    return Finding(Result.GOOD, f"gpus: {', '.join(found)}")
 
 
 def _pod_security(kubectl: Kubectl) -> Finding:
@@ -126,17 +140,24 @@ def _pod_security(kubectl: Kubectl) -> Finding:
 
 
 def _quotas(kubectl: Kubectl) -> Finding:
+    """What is used up of that which jobs need; GPUs, and quotas with scopes, are about some pods only."""
     found: list[Json] = json.loads(kubectl.run("get", "resourcequotas", "-o", "json"))["items"]
-    full = [
-        f"{resource} of {each['metadata']['name']} ({limit})"
-        for each in found
-        for resource, limit in ((each.get("status") or {}).get("hard") or {}).items()
-        # A limit of 0 forbids what most jobs do not need, such as node ports.
-        if limit != "0" and (each["status"].get("used") or {}).get(resource) == limit
-    ]
-    if full:
-        fix = "wait until other jobs have finished, or ask for a larger quota"
-        return Finding(Result.BAD, f"quotas: used up: {', '.join(full)}", fix)
+    full: dict[bool, list[str]] = {True: [], False: []}
+    for each in found:
+        status, spec = each.get("status") or {}, each.get("spec") or {}
+        for resource, limit in (status.get("hard") or {}).items():
+            used_up = limit != "0" and (status.get("used") or {}).get(resource) == limit
+            if used_up and _OF_JOBS.fullmatch(resource):
+                is_for_all = not (
+                    spec.get("scopes") or spec.get("scopeSelector") or _EXTENDED.match(resource)
+                )
+                full[is_for_all].append(f"{resource} of {each['metadata']['name']} ({limit})")
+    fix = "wait until other jobs have finished, or ask for a larger quota"
+    if full[True]:
+        return Finding(Result.BAD, f"quotas: used up: {', '.join(full[True])}", fix)
+    if full[False]:
+        said = f"quotas: used up for some pods: {', '.join(full[False])}"
+        return Finding(Result.UNKNOWN, said, fix)
     return Finding(Result.GOOD, f"quotas: {len(found)} in this namespace, none is used up")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from dtj_client.archive import Archive
 from dtj_client.errors import ClientError
+from dtj_client.launchers import for_pods
 from dtj_client.requirements import INSTALLER, Requirements, install
 from dtj_client.template import merge
 
@@ -17,6 +18,8 @@ Json = dict[str, Any]
 CPU_IMAGE = "ghcr.io/dtj-dev/trainer:0.1.0-cpu"
 GPU_IMAGE = "ghcr.io/dtj-dev/trainer:0.1.0"
 GPU = "nvidia.com/gpu"
+# Accelerators for each of which the operator starts a rank; and all resources whose names end in /gpu.
+ACCELERATORS = ("google.com/tpu", "habana.ai/gaudi", "gpu.intel.com/xe", "gpu.intel.com/i915")
 BY_THE_OPERATOR = re.compile(  # names of variables that it sets; the CRD refuses them
     r"(PET|DTJ)_.*|MASTER_(ADDR|PORT)|(LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|NNODES|NPROC_PER_NODE"
 )
@@ -27,6 +30,7 @@ WORK_FOLDER = "/app"  # where the program runs
 ARCHIVE = "code.tar.gz"
 _OF_EACH = ("cpu", "memory", "ephemeral-storage")  # resources that init containers get too
 _AMOUNT = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?")
+_GPUS = re.compile(r"(?:(?P<resource>[-.a-z0-9]+/[-._a-zA-Z0-9]+)=)?(?P<count>[0-9]+)")
 _KINDS = {"secret": "secret", "configmap": "configMap"}  # beginning of the fields for it
 # All keys of an object, or one key as a variable.
 _SOURCE = re.compile(
@@ -52,7 +56,8 @@ class Request:
 
     command   the program and its arguments; a Python file runs under `dtj run`
     replicas  number of pods; None: as in the template, else 1
-    gpus      per pod; None: as in the template, else CPUs only
+    gpus      per pod, of the kind of the template, else of NVIDIA; or such as amd.com/gpu=8; None: as in the
+              template, else CPUs only
     image     empty: as in the template, else the trainer image
     cpu, memory  that each pod gets, such as 4 and 16Gi; empty: as in the template
     env       variables of the program
@@ -66,7 +71,7 @@ class Request:
     name: str
     command: Sequence[str]
     replicas: int | None = None
-    gpus: int | None = None
+    gpus: int | str | None = None
     image: str = ""
     cpu: str = ""
     memory: str = ""
@@ -83,6 +88,11 @@ class Request:
             raise ClientError(
                 f"a job cannot have the name {self.name!r}",
                 f"use lower case letters, digits and -, such as {new_name(self.name)}",
+            )
+        if self.gpus is not None and not _GPUS.fullmatch(str(self.gpus)):
+            raise ClientError(
+                f"gpus: {self.gpus!r} is not a number of GPUs",
+                "write a number, or such as amd.com/gpu=8 or gpu.intel.com/xe=4",
             )
         for name, amount in self.amounts.items():
             if not _AMOUNT.fullmatch(amount):
@@ -105,6 +115,11 @@ class Request:
     def amounts(self) -> dict[str, str]:
         """What each pod asks for, and may not exceed."""
         return {name: amount for name, amount in (("cpu", self.cpu), ("memory", self.memory)) if amount}
+
+
+def accelerators(amounts: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the resources that are accelerators."""
+    return {name: amounts[name] for name in amounts if name.endswith("/gpu") or name in ACCELERATORS}
 
 
 def new_name(program: str) -> str:
@@ -143,16 +158,21 @@ def job(request: Request, *, with_code: bool, template: Json | None = None) -> J
     with_code   an init container unpacks the ConfigMap into the working directory
     template    a part of a job; see template.py
     """
-    made: Json = merge(template or {}, asked(request, with_code=with_code))
+    made: Json = merge(template or {}, asked(request, with_code=with_code, template=template))
     made["spec"].setdefault("replicas", 1)
     trainer = next(c for c in made["spec"]["template"]["spec"]["containers"] if c["name"] == "trainer")
     trainer.pop("args", None)  # of the template: they belong to another command
-    resources = trainer.get("resources") or {}
-    requests = resources.get("requests") or {}
-    if request.gpus is not None and GPU in requests:  # of the template; Kubernetes takes that of the limits
-        trainer["resources"] = {**resources, "requests": {k: v for k, v in requests.items() if k != GPU}}
-    gpus = (resources.get("limits") or {}).get(GPU)
-    trainer.setdefault("image", GPU_IMAGE if gpus else CPU_IMAGE)
+    if request.gpus is not None:  # those of the template are others, or requests that the limits replace
+        resources = dict(trainer["resources"])
+        for kind in resources.keys() & {"limits", "requests"}:
+            others = {k: v for k, v in (resources[kind] or {}).items() if k not in accelerators({k: v})}
+            resources[kind] = others | (_gpus(request, template) if kind == "limits" else {})
+        trainer["resources"] = resources
+    limits = (trainer.get("resources") or {}).get("limits") or {}
+    if (replicas := int(made["spec"]["replicas"])) > 1:
+        trainer["command"] = for_pods(trainer["command"], replicas, on_cpus=not accelerators(limits))
+    if "image" not in trainer:
+        trainer["image"] = image_for(limits)
     for each in made["spec"]["template"]["spec"].get("initContainers", ()):
         if each["name"] in {UNPACKER, INSTALLER}:
             each.update(_as(trainer))
@@ -160,6 +180,30 @@ def job(request: Request, *, with_code: bool, template: Json | None = None) -> J
             each["env"] = [other for other in trainer["env"] if other["name"] != "PYTHONPATH"]
             each.update({"envFrom": trainer["envFrom"]} if trainer.get("envFrom") else {})
     return made
+
+
+def _gpus(request: Request, template: Json | None) -> dict[str, int]:
+    """The resource that `gpus` means, with its number."""
+    found = _GPUS.fullmatch(str(request.gpus))
+    if not found:
+        return {}
+    containers = ((template or {}).get("spec") or {}).get("template", {}).get("spec", {}).get("containers")
+    known = {
+        name
+        for each in containers or ()
+        for name in accelerators((each.get("resources") or {}).get("limits") or {})
+    }
+    return {found["resource"] or (known.pop() if len(known) == 1 else GPU): int(found["count"])}
+
+
+def image_for(limits: Mapping[str, Any]) -> str:
+    """The trainer image for these accelerators. Raises ClientError if there is none."""
+    used = [name for name, count in accelerators(limits).items() if str(count) != "0"]
+    if others := [name for name in used if name != GPU]:
+        raise ClientError(
+            f"there is no trainer image for {others[0]}", "name yours with --image: docs/images.md says more"
+        )
+    return GPU_IMAGE if used else CPU_IMAGE
 
 
 def _as(trainer: Json) -> Json:
@@ -178,8 +222,8 @@ def literal(text: str) -> str:
     return re.sub(r"\$(?=[$(])", "$$", text)
 
 
-def asked(request: Request, *, with_code: bool) -> Json:
-    """What the user's words alone determine."""
+def asked(request: Request, *, with_code: bool, template: Json | None = None) -> Json:
+    """What the user's words alone determine; the template decides of which kind GPUs are."""
     trainer: Json = {"name": "trainer", "command": _command(request.command)}
     if request.image:
         trainer["image"] = request.image
@@ -194,7 +238,7 @@ def asked(request: Request, *, with_code: bool) -> Json:
             trainer.setdefault("envFrom", []).append({f"{kind}Ref": reference})
     if given:
         trainer["env"] = list(given.values())
-    gpus = {} if request.gpus is None else {GPU: request.gpus}
+    gpus = _gpus(request, template)
     if gpus or request.amounts:
         trainer["resources"] = {"limits": {**request.amounts, **gpus}}
     if request.amounts:

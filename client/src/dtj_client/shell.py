@@ -8,6 +8,7 @@ Values = Mapping[str, Sequence[str]]  # an array has several
 _REFERENCE = re.compile(
     r"\$(?:(?P<name>\w+)|\{(?P<braced>\w+)(?:\[[@*]\])?(?::?[-=](?P<default>[^{}$]*))?\})"
 )
+_UNQUOTED_WORD = re.compile(r"(?:\$\(\(.*?\)\)|\S)+")  # arithmetic is one word
 
 
 def lines(text: str) -> Iterator[str]:
@@ -86,7 +87,7 @@ def _parts(reference: str, values: Values, *, one_word: bool, quoted: bool) -> S
         return [reference]
     if one_word:
         return [" ".join(value)]
-    return value if quoted else [part for each in value for part in each.split()]
+    return value if quoted else [part for each in value for part in _UNQUOTED_WORD.findall(each)]
 
 
 def _reference(line: str, place: int) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from dtj_client import shell, torchrun
+from dtj_client import accelerate, shell, torchrun
 from dtj_client.manifest import BY_THE_OPERATOR, GPU
 
 Json = dict[str, Any]
@@ -40,6 +40,7 @@ _ARRAY = re.compile(
 )
 _DEFAULT = re.compile(r""":\s+(?P<quote>["']?)\$\{(?P<name>\w+):?=(?P<words>[^{}]*)\}(?P=quote)""")
 _ASSIGNS = re.compile(r"(?:^|[\s;&|])(\w+)\+?=")
+_COMPUTED = re.compile(r"\$\((?!\()|`")  # the output of a program; not $((1 + 1))
 _END = re.compile(r"\s*(?:\|\s*tee\s+(?:-a\s+)?[^\s|;&<>]+|2>&1|[12&]?>>?\s*[^\s|;&<>]+|&)\s*$")
 _QUOTED = re.compile(r"""\\.|"(?:\\.|[^"\\])*"|'[^']*'""")
 
@@ -191,6 +192,9 @@ def _line(line: str, values: dict[str, Sequence[str]], script: Script, container
         exported, words = _declared(shell.words(line, values))
         assigned = [word.partition("=") for word in words if re.match(r"\w+=", word)]
         if words and len(assigned) == len(words):
+            if exported and not _COMPUTED.search(line) and any("$" in value for _, _, value in assigned):
+                script.notes.append(_left_out(line))  # as a variable of the pod; the command may refer to it
+                exported = False
             return _assign(assigned, values, container if exported else None)
         line, rest = _without_its_end(line)
         words = shell.words(line, values)
@@ -206,7 +210,7 @@ def _line(line: str, values: dict[str, Sequence[str]], script: Script, container
     command = _with_values(_without_srun(words, script, container), values)
     if _base(words[0]) == "srun" and script.spec.get("processesPerReplica", 1) > 1:
         command = _for_each_task(command, script)
-    container["command"] = command
+    container["command"] = [word for word in command if word not in ("$@", "$*")]  # sbatch's: there are none
     script.notes += [_left_out(each) for each in rest]
     return True
 
@@ -223,7 +227,7 @@ def _assign(
     assigned: Sequence[tuple[str, str, str]], values: dict[str, Sequence[str]], container: Json | None
 ) -> bool:
     """Remember variables, and set them in the container if there is one; False if a value is not known."""
-    if any("$(" in value or "`" in value or (container and "$" in value) for _, _, value in assigned):
+    if any(_COMPUTED.search(value) or (container and "$" in value) for _, _, value in assigned):
         return False
     for name, _, value in assigned:
         values[name] = [value]
@@ -282,8 +286,7 @@ def _without_srun(words: list[str], script: Script, container: Json) -> list[str
 
 def _with_values(words: list[str], values: Mapping[str, Sequence[str]]) -> list[str]:
     """The command; of one torchrun in a shell with the values of variables, which that shell lacks."""
-    launched = torchrun.in_a_shell(words)
-    if not launched:
+    if not (torchrun.in_a_shell(words) or torchrun.in_a_shell(words, accelerate.clean)):
         return words
     try:
         known = shell.words(words[2].replace("\\\n", " "), values)

@@ -21,7 +21,7 @@ from dtj_client.report import condition
 POLL_S = 1.0
 KEPT_S = 300  # a temporary job that has failed: long enough to read why
 TRIES = 60  # to create the code while that of a deleted job is there
-# In so many looks in a row with this reason it is clear that no pod of a temporary job will start. The
+# In so many polls in a row with this reason it is clear that no pod of a temporary job will start. The
 # kubelet fetches an image again after ten seconds.
 _REFUSED = {"PodRejected": 3, "QuotaExceeded": 10, "NameConflict": 3, "ImagePullFailed": 12}
 
@@ -97,16 +97,16 @@ def temporary(kubectl: Kubectl, job: Json) -> Iterator[str]:
 
 
 class Obstacle:
-    """For how many looks in a row the operator has named the same obstacle to a temporary job."""
+    """For how many polls in a row the operator has named the same obstacle to a temporary job."""
 
     def __init__(self) -> None:
-        self._reason, self._looks = "", 0
+        self._reason, self._polls = "", 0
 
     def is_final(self, status: Json) -> bool:
-        """Whether its pods will not start by waiting; call it once a look."""
+        """Whether its pods will not start by waiting; call it once a poll."""
         reason = condition(status, "PodsReady").get("reason", "")
-        self._reason, self._looks = reason, self._looks + 1 if reason == self._reason else 1
-        return status.get("phase") == "Failed" or self._looks >= _REFUSED.get(reason, sys.maxsize)
+        self._reason, self._polls = reason, self._polls + 1 if reason == self._reason else 1
+        return status.get("phase") == "Failed" or self._polls >= _REFUSED.get(reason, sys.maxsize)
 
 
 @contextlib.contextmanager

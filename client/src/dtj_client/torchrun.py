@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 # Where ranks meet, and which of them a pod has: the operator sets both.
@@ -12,14 +12,22 @@ _FLAGS = ("standalone",)
 
 @dataclass
 class Launch:
-    """A command line of torchrun.
+    """A command line of a launcher.
 
     processes   ranks per pod; None: not said
+    left_out    names and values of options that the operator sets
+    notes       what is different from the command that was given
     """
 
     words: list[str]
     processes: int | str | None = None
+    left_out: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def leave_out(self, name: str, value: str = "") -> None:
+        """Note that an option is left out."""
+        self.left_out.append((name, value))
+        self.notes.append(f"left out: {f'--{name} {value}'.strip()}: the operator sets it")
 
 
 def clean(words: Sequence[str]) -> Launch | None:
@@ -35,12 +43,12 @@ def clean(words: Sequence[str]) -> Launch | None:
         name, given, value = word.lstrip("-").replace("_", "-").partition("=")
         value = word.partition("=")[2] if given else value
         if name in _FLAGS:
-            launch.notes.append(f"left out: {word}: the operator sets it")
+            launch.leave_out(name)
             continue
         if not given and rest and not rest[0].startswith("-") and name not in _SWITCHES:
             value = rest.pop(0)
         if name in _PLACE:
-            launch.notes.append(f"left out: --{name} {value}: the operator sets it")
+            launch.leave_out(name, value)
         elif name in ("nproc-per-node", "nproc"):
             if value.isdigit():
                 launch.processes = int(value)
@@ -58,8 +66,10 @@ def clean(words: Sequence[str]) -> Launch | None:
     return launch
 
 
-def in_a_shell(words: Sequence[str]) -> Launch | None:
-    """Return the command if it is one torchrun in a shell, and what it is cleaned to needs no shell."""
+def in_a_shell(
+    words: Sequence[str], clean: Callable[[Sequence[str]], Launch | None] = clean
+) -> Launch | None:
+    """Return the command if it is one launcher in a shell, and what it is cleaned to needs no shell."""
     if len(words) != 3 or words[0].rpartition("/")[2] not in ("bash", "sh") or words[1] not in ("-c", "-lc"):
         return None
     text = words[2].replace("\\\n", " ").strip()
@@ -67,7 +77,7 @@ def in_a_shell(words: Sequence[str]) -> Launch | None:
         launch = None if re.search(r"[|;&<>`\n]", text) else clean(shlex.split(text))
     except ValueError:  # a quote without its end
         return None
-    return launch if launch and not any("$" in word for word in launch.words) else None
+    return launch if launch and not any(_OF_THE_SHELL.search(word) for word in launch.words) else None
 
 
 _PROGRAMS = (
@@ -76,3 +86,4 @@ _PROGRAMS = (
     *((python, "-m", "torch.distributed.launch") for python in ("python", "python3")),
 )
 _SWITCHES = ("no-python", "run-path", "use-env")
+_OF_THE_SHELL = re.compile(r"\$(?!\([A-Z_]+\))")  # Kubernetes replaces the others

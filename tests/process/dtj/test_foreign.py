@@ -67,7 +67,8 @@ def test_same_parameters_as_under_torchrun_and_restarted_from_its_own_checkpoint
     name, *words = script
     reference, one, two = folders
     once: dict[str, Any] = {"imports": LIBRARIES.get(name, ())}
-    torchrun(start, FOREIGN / name, reference, *words, **once)
+    # Without it Accelerate trains in each rank for itself on CPUs; dtj sets it.
+    torchrun(start, FOREIGN / name, reference, *words, **once, ACCELERATE_USE_CPU=1)
 
     ended = start("run", "--nproc", 2, FOREIGN / name, one, *words, **once).wait()
     assert ended.code == 0, ended.err

@@ -1,8 +1,11 @@
 """A rank with several devices, for a model that places its own parts on them."""
 
+from pathlib import Path
+
 import pytest
 from torch import device, nn
 
+from dtj.agent.rank import cuda
 from dtj.errors import RecipeError
 from dtj.parallel.strategy import move_to_device
 from dtj.ranks.world import devices_of
@@ -40,3 +43,24 @@ def test_model_on_several_devices_is_not_moved() -> None:
 def test_model_on_one_device_is_moved() -> None:
     whole = move_to_device(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), device("meta"))
     assert {parameter.device.type for parameter in whole.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize(
+    ("files", "visible", "expected"),
+    [
+        (["nvidia0", "nvidiactl"], None, True),
+        (["nvidiactl"], None, False),
+        (["kfd"], None, True),
+        ([], None, False),
+        (["nvidia0"], "", False),
+        (["nvidia0"], "-1", False),
+        (["nvidia0"], "0", True),
+    ],
+)
+def test_gpu_is_found_by_its_files_unless_it_is_hidden(
+    files: list[str], visible: str | None, expected: bool, tmp_path: Path
+) -> None:
+    for name in files:
+        (tmp_path / name).touch()
+    env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert cuda.has_device(env, tmp_path) is expected

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dtj_client import shell, torchrun
+from dtj_client import accelerate, shell, torchrun
 from dtj_client.convert import Converted, convert, text_of
 from dtj_client.errors import ClientError
 from dtj_operator.model.spec import parse
@@ -488,6 +488,58 @@ def test_program_of_srun_runs_once_for_each_task(line: str, command: list[str]) 
     assert trainer(found.job)["command"] == command
 
 
+def test_accelerate_launch_has_its_option_for_cpus() -> None:
+    found = only("#SBATCH --nodes=2\nsrun accelerate launch --num_processes 8 --num_machines 2 a.py\n")
+    assert trainer(found.job)["command"] == ["accelerate", "launch", *PLACE, "--cpu", "a.py"]
+    assert "processesPerReplica" not in found.job["spec"]
+    assert any("one rank a pod: for more write torchrun" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("command", "processes", "note"),
+    [
+        ('[bash, -c, "run --machine_rank $RANK --num_machines ${WORLD_SIZE}"]', 1, "the command count pods"),
+        ("[bash, train.sh]", None, "needs NODE_RANK and NNODES, or processesPerReplica: 1"),
+        ("[python, train.py]", None, ""),
+    ],
+)
+def test_rank_of_a_pytorchjob_counts_pods(command: str, processes: int | None, note: str) -> None:
+    found = only(f"""
+kind: PyTorchJob
+metadata: {{name: a}}
+spec:
+  pytorchReplicaSpecs:
+    Worker:
+      replicas: 2
+      template:
+        spec: {{containers: [{{name: pytorch, image: "a:1", command: {command},
+                              resources: {{limits: {{nvidia.com/gpu: 8}}}}}}]}}
+""")
+    assert found.job["spec"].get("processesPerReplica") == processes
+    assert ("WORLD_SIZE" in "".join(found.notes)) is bool(note)
+    assert note in "".join(found.notes)
+
+
+def test_deepspeed_is_named() -> None:
+    found = only(
+        PYTORCHJOB.replace("torchrun, --nnodes=3, --rdzv_backend, c10d", "deepspeed, --num_gpus, '8'")
+    )
+    assert trainer(found.job)["command"][0] == "deepspeed"
+    assert any("write torchrun instead: deepspeed.init_distributed()" in note for note in found.notes)
+
+
+def test_image_for_gpus_of_another_maker_is_left_to_write() -> None:
+    found = only("""
+kind: Job
+metadata: {name: a}
+spec:
+  template: {spec: {containers: [{name: a, resources: {limits: {amd.com/gpu: 8}}}]}}
+""")
+    assert "image" not in trainer(found.job)
+    said = "no image was named, and there is no trainer image for amd.com/gpu: write the image"
+    assert said in found.notes
+
+
 def test_torchrun_options_that_stay() -> None:
     words = ["--max-restarts", "3", "-m", "pkg.train", "--nnodes=2"]
     launch = torchrun.clean(["python", "-m", "torch.distributed.run", *words])
@@ -522,6 +574,7 @@ def test_no_job(text: str, said: str) -> None:
         convert(text)
 
 
+PLACE = [f"--{name}={value}" for name, value in accelerate.PLACE.items()]
 NODES = "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gres=gpu:8\n"
 
 
@@ -540,7 +593,24 @@ NODES = "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gres=gpu:8\n"
         (
             "srun accelerate launch --machine_rank $SLURM_PROCID a.py\n",
             None,
-            ["accelerate", "launch", "--machine_rank", "$SLURM_PROCID", "a.py"],
+            ["accelerate", "launch", *PLACE, "a.py"],
+        ),
+        (  # as in the examples of Accelerate
+            'export LAUNCHER="accelerate launch --num_processes $((SLURM_NNODES * 8)) --num_machines '
+            '$SLURM_NNODES --rdzv_backend c10d --main_process_ip $head_node_ip --main_process_port 29500"\n'
+            "export ARGS='--lr 1'\nsrun $LAUNCHER a.py $ARGS $@\n",
+            None,
+            ["accelerate", "launch", *PLACE, "--rdzv_backend", "c10d", "a.py", "--lr", "1"],
+        ),
+        (
+            "srun accelerate launch --num_processes 16 --num_machines 2 a.py\n",
+            8,
+            ["accelerate", "launch", *PLACE, "a.py"],
+        ),
+        (
+            "srun bash -c 'accelerate launch --config_file c.yaml --machine_rank $SLURM_PROCID a.py'\n",
+            None,
+            ["accelerate", "launch", *PLACE, "--config_file", "c.yaml", "a.py"],
         ),
     ],
 )
@@ -550,4 +620,5 @@ def test_launcher_of_each_node_says_how_many_ranks_it_starts(
     found = only(NODES + lines)
     assert found.job["spec"].get("processesPerReplica") == processes
     assert trainer(found.job)["command"] == command
-    assert any("write torchrun" in note for note in found.notes) is ("accelerate" in command)
+    assert not any("write torchrun" in note for note in found.notes)
+    assert not any("write their values" in note for note in found.notes)

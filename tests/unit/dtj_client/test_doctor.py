@@ -72,7 +72,7 @@ def test_good_cluster() -> None:
         "ok   API: dtj.dev/v1alpha1",
         "ok   rights: submit, follow and delete jobs",
         "ok   operator: 2 pods are ready in namespace dtj",
-        "ok   gpus: 8 on 1 of 2 nodes",
+        "ok   gpus: 8 nvidia.com/gpu on 1 of 2 nodes",
         "ok   pod security: namespace team enforces restricted",
         "ok   quotas: 0 in this namespace, none is used up",
         "ok   shared memory: jobs get half their memory limit at /dev/shm, without a limit 2 GiB a process",
@@ -81,6 +81,13 @@ def test_good_cluster() -> None:
         "ok   network policies: Cilium is installed, which enforces them",
         "ok   queues: none, this cluster has no Kueue",
     ]
+
+
+def test_accelerators_of_each_maker_are_counted() -> None:
+    amounts = ({"amd.com/gpu": "8"}, {"amd.com/gpu": "8", "gpu.intel.com/xe": "0"}, {"habana.ai/gaudi": "4"})
+    nodes = {"items": [{"status": {"allocatable": {"cpu": "4", **each}}} for each in amounts]}
+    found = [str(each) for each in examine(Cluster(answers(nodes=nodes)))]
+    assert "ok   gpus: 16 amd.com/gpu on 2 of 3 nodes, 4 habana.ai/gaudi on 1 of 3 nodes" in found
 
 
 NOT_READY = {"conditions": {"ready": False}}
@@ -184,3 +191,24 @@ def test_quota_that_forbids_what_jobs_do_not_need_is_not_used_up() -> None:
     forbids = {"metadata": {"name": "q"}, "status": {"hard": none, "used": none}}
     said = [str(each) for each in examine(Cluster(answers(resourcequotas={"items": [forbids]})))]
     assert "ok   quotas: 1 in this namespace, none is used up" in said
+
+
+@pytest.mark.parametrize(
+    ("resource", "spec", "said"),
+    [
+        (
+            "requests.nvidia.com/gpu",
+            {},
+            "?    quotas: used up for some pods: requests.nvidia.com/gpu of q (4)",
+        ),
+        ("pods", {"scopes": ["BestEffort"]}, "?    quotas: used up for some pods: pods of q (4)"),
+        ("count/services", {"scopes": []}, "BAD  quotas: used up: count/services of q (4)"),
+        ("services.nodeports", {}, "ok   quotas: 1 in this namespace, none is used up"),
+        ("persistentvolumeclaims", {}, "ok   quotas: 1 in this namespace, none is used up"),
+    ],
+)
+def test_quota_that_is_used_up_matters_if_each_job_needs_it(resource: str, spec: Json, said: str) -> None:
+    amounts = {resource: "4"}
+    quota = {"metadata": {"name": "q"}, "spec": spec, "status": {"hard": amounts, "used": amounts}}
+    found = [str(each) for each in examine(Cluster(answers(resourcequotas={"items": [quota]})))]
+    assert [each for each in found if each.startswith(said)]

@@ -110,6 +110,16 @@ def test_gpus_choose_the_gpu_image() -> None:
         assert pod["containers"][0]["image"] == image
 
 
+@pytest.mark.parametrize("resource", ["amd.com/gpu", "gpu.intel.com/xe", "habana.ai/gaudi"])
+def test_accelerator_of_another_maker_needs_an_image(resource: str) -> None:
+    with pytest.raises(ClientError, match=f"there is no trainer image for {resource}\n  fix: name yours"):
+        job(Request(name="a", command=["a.py"], gpus=f"{resource}=8"), with_code=False)
+    made = job(Request(name="a", command=["a.py"], gpus=f"{resource}=8", image="my:1"), with_code=False)
+    (trainer,) = made["spec"]["template"]["spec"]["containers"]
+    assert trainer["resources"] == {"limits": {resource: 8}}
+    assert parsed(made).processes == 8  # type: ignore[attr-defined]
+
+
 def test_code_goes_with_the_job() -> None:
     stored = {
         "apiVersion": "dtj.dev/v1alpha1",
@@ -130,6 +140,8 @@ def test_code_goes_with_the_job() -> None:
         ({"memory": "16GB"}, "memory: '16GB' is not an amount\n  fix: write a number, or such as 500m, 16Gi"),
         ({"memory": "16"}, "memory: 16 is a number of bytes\n  fix: write the unit, such as 16Gi"),
         ({"cpu": "-1"}, "cpu: '-1' is not an amount"),
+        ({"gpus": "amd"}, "gpus: 'amd' is not a number of GPUs\n  fix: write a number, or such as amd.com/"),
+        ({"gpus": -1}, "gpus: -1 is not a number of GPUs"),
         (
             {"env_from": ["s3-login"]},
             "variables from 's3-login': this names no Secret or ConfigMap\n  fix: write",

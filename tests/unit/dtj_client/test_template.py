@@ -66,6 +66,32 @@ def test_number_of_gpus_replaces_requests_and_limits_of_the_template() -> None:
     assert of_the_template["resources"]["requests"] == {"nvidia.com/gpu": 8, "cpu": 4}
 
 
+AMD = H100.replace("nvidia.com/gpu", "amd.com/gpu").replace("args: [train]", "image: rocm:1")
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "limits"),
+    [
+        (AMD, 4, {"amd.com/gpu": 4}),
+        (AMD, "4", {"amd.com/gpu": 4}),
+        (AMD, None, {"amd.com/gpu": 8}),
+        (AMD, 0, {"amd.com/gpu": 0}),
+        (AMD, "nvidia.com/gpu=2", {"nvidia.com/gpu": 2}),
+        (H100, "habana.ai/gaudi=8", {"habana.ai/gaudi": 8}),
+        (H100.replace("nvidia.com/gpu: 8,", ""), 4, {"nvidia.com/gpu": 4}),
+    ],
+)
+def test_gpus_are_of_the_kind_of_the_template_unless_the_user_names_another(
+    text: str, gpus: int | str | None, limits: dict[str, int]
+) -> None:
+    request, part = Request(name="a", command=["x"], gpus=gpus, image="my:1"), template(text).job
+    (trainer,) = job(request, with_code=False, template=part)["spec"]["template"]["spec"]["containers"]
+    assert trainer["resources"]["limits"] == {"memory": "1Ti", **limits}
+    if gpus is not None:
+        (given,) = asked(request, with_code=False, template=part)["spec"]["template"]["spec"]["containers"]
+        assert given["resources"]["limits"] == limits
+
+
 def test_words_of_the_user_win() -> None:
     request = Request(
         name="a", command=["x"], replicas=2, gpus=1, image="my:1", env={"TOKEN": "t"}, claim="runs", queue="q"

@@ -1,6 +1,7 @@
 """What a rank runs: a script, a module, or a recipe through the built-in loop."""
 
 import runpy
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,10 +11,24 @@ from dtj.agent.rank.main import Program
 from dtj.cli import modules, recipe_cli
 from dtj.errors import RecipeError
 
+# Programs and modules that start ranks.
+_LAUNCHERS = ("accelerate", "accelerate-launch", "deepspeed", "horovodrun", "mpiexec", "mpirun", "torchrun")
+_LAUNCHER_MODULES = (
+    *("accelerate.commands.launch", "deepspeed.launcher.runner"),
+    *("torch.distributed.launch", "torch.distributed.run"),
+)
+
 
 def script(path: str, words: Sequence[str]) -> Program:
     """Any Python file, as `python path words...` would run it."""
     if not Path(path).is_file():
+        if path in _LAUNCHERS:
+            raise _two_launchers(path, words)
+        if path in ("python", "python3"):
+            raise RecipeError(
+                f"dtj run runs Python files, and {path} is a program",
+                fix=f"leave out {path}: dtj run {shlex.join(words) or 'train.py'}",
+            )
         raise RecipeError(
             f"script not found: {path}", fix=f"check the path; the current folder is {Path.cwd()}"
         )
@@ -31,6 +46,8 @@ def script(path: str, words: Sequence[str]) -> Program:
 
 def module(name: str, words: Sequence[str]) -> Program:
     """A module, as `python -m name words...` would run it. Found in the rank, since that imports packages."""
+    if name in _LAUNCHER_MODULES:
+        raise _two_launchers(f"-m {name}", words)
 
     def program() -> None:
         sys.argv = [name, *words]
@@ -55,6 +72,16 @@ def recipe(target: str, words: Sequence[str]) -> Program:
         train(recipe_cli.build(target, words))
 
     return program
+
+
+def _two_launchers(name: str, words: Sequence[str]) -> RecipeError:
+    """Each rank would start ranks, which do not find each other."""
+    at = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
+    program = "train.py" if at is None else shlex.join(words[at:])
+    return RecipeError(
+        f"{name} starts the ranks, and so does dtj run",
+        fix=f"leave it out, with its options: dtj run {program}",
+    )
 
 
 def _new_main() -> ModuleType:

@@ -10,10 +10,7 @@ from torch.utils.data import DataLoader
 from toy import EPOCHS, data, die_if_told, net, note
 
 out = Path(sys.argv[1])
-accelerator = Accelerator(
-    cpu=not torch.cuda.is_available(),
-    dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True),
-)
+accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
 set_seed(3)
 model = net()
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

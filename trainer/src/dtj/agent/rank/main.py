@@ -18,7 +18,7 @@ from typing import Any
 from dtj import contract
 from dtj.agent import process_end
 from dtj.agent.child_process import detach
-from dtj.agent.rank import heap, optimizer_steps, own_stacks
+from dtj.agent.rank import cuda, heap, optimizer_steps, own_stacks
 from dtj.agent.wire import outcome
 from dtj.copies import slot
 from dtj.errors import DtjError, Stopped, is_peer_loss
@@ -98,6 +98,10 @@ def _prepare_torch(threads: int) -> None:
     optimizer_steps.count()
     if int(os.environ[contract.WORLD_SIZE]) > 1:
         choose_store()
+        found = torch.accelerator.current_accelerator()  # that this torch was built for
+        if found is None or (found.type == "cuda" and not cuda.has_device(os.environ)):
+            # Else Accelerate, and so transformers' Trainer, lets each rank train for itself on CPUs.
+            os.environ.setdefault("ACCELERATE_USE_CPU", "true")
 
 
 def _run(program: Program) -> int:

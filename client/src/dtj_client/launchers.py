@@ -1,0 +1,59 @@
+"""Launchers of others as the program of a job with several pods. Pure.
+
+Each pod runs the same command. A launcher whose options say that it is alone, or which pod it is in, would
+train in each pod for itself or wait for pods that do not come.
+"""
+
+import re
+import shlex
+from collections.abc import Sequence
+
+from dtj_client import accelerate, torchrun
+from dtj_client.errors import ClientError
+
+DEEPSPEED = "deepspeed starts ranks on other machines by ssh, or else trains in each pod for itself"
+DEEPSPEED_FIX = (
+    "write torchrun instead: deepspeed.init_distributed() reads its variables; the local rank is in "
+    "LOCAL_RANK, not in --local_rank"
+)
+_THIS_MACHINE = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[?::1\]?)(:\d+)?")
+
+
+def for_pods(words: Sequence[str], replicas: int, *, on_cpus: bool) -> list[str]:
+    """Return the command for several pods. Raises ClientError for one that is for one machine only.
+
+    on_cpus  the pods have no accelerators
+    """
+    if words[0].rpartition("/")[2] == "deepspeed":
+        raise ClientError(DEEPSPEED, DEEPSPEED_FIX)
+    if launch := accelerate.clean(words, on_cpus=on_cpus):
+        if launch.left_out:
+            said = ", ".join(f"--{name} {value}" for name, value in launch.left_out)
+            raise ClientError(
+                f"{said}: this would be the same in all {replicas} pods",
+                "leave it out: accelerate launch gets the place of each pod from the job",
+            )
+        return launch.words
+    launch = torchrun.clean(words)
+    for option in launch.left_out if launch else ():
+        if _is_for_one_machine(*option, replicas):
+            name, value = option
+            said = f"--{name} {value}".strip()
+            raise ClientError(
+                f"{said} would be the same in all {replicas} pods, which would not train together",
+                f"leave out what the job says: -- {shlex.join(launch.words if launch else words)}",
+            )
+    return list(words)
+
+
+def _is_for_one_machine(name: str, value: str, replicas: int) -> bool:
+    match name:
+        case "standalone":
+            return True
+        case "nnodes":
+            return value in ("1", "1:1") or (value.isdigit() and int(value) != replicas)
+        case "node-rank":
+            return value.isdigit()
+        case "master-addr" | "rdzv-endpoint":
+            return bool(_THIS_MACHINE.fullmatch(value))
+    return False

@@ -1,0 +1,24 @@
+"""What the client knows by itself is what the CRD and the operator know."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dtj_client import manifest
+from dtj_operator.model import spec
+
+Json = dict[str, Any]
+CRD = Path(__file__).parents[2] / "crds" / "dtj.dev_distributedtrainingjobs.yaml"
+
+
+def test_client_takes_the_amounts_that_the_crd_takes_but_negative_ones():
+    schema: Json = yaml.safe_load(CRD.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    for name in ("spec", "template", "spec", "containers"):
+        schema = schema["properties"][name]
+    limits = schema["items"]["properties"]["resources"]["properties"]["limits"]
+    assert limits["additionalProperties"]["pattern"] == f"^[+-]?{manifest._AMOUNT.pattern}$"
+
+
+def test_client_and_operator_count_the_same_resources_as_accelerators():
+    assert manifest.ACCELERATORS == spec.ACCELERATORS

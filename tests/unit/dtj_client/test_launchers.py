@@ -1,0 +1,110 @@
+"""Launchers of others as the program of a job with several pods."""
+
+import ast
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from dtj_client import accelerate
+from dtj_client.errors import ClientError
+from dtj_client.manifest import Request, job
+from dtj_operator.model.spec import RESERVED_ENV
+
+PLACE = [
+    *("--num_machines=$(NNODES)", "--num_processes=$(WORLD_SIZE)", "--machine_rank=$(NODE_RANK)"),
+    *("--main_process_ip=$(MASTER_ADDR)", "--main_process_port=$(MASTER_PORT)"),
+]
+
+
+def command(*words: str, replicas: int | None = 2, gpus: int | None = 8) -> list[str]:
+    """The command of a submitted job."""
+    made = job(Request(name="a", command=words, replicas=replicas, gpus=gpus), with_code=False)
+    found: list[str] = made["spec"]["template"]["spec"]["containers"][0]["command"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("launcher", "options"),
+    [
+        (["accelerate", "launch"], []),
+        (["/opt/bin/accelerate", "launch"], ["--mixed_precision", "bf16", "--multi_gpu"]),
+        (["accelerate-launch"], ["--config_file=fsdp.yaml", "-m"]),
+        (["python", "-m", "accelerate.commands.launch"], ["--use-fsdp", "--fsdp_version", "2"]),
+    ],
+)
+def test_accelerate_launch_gets_the_place_of_each_pod(launcher: list[str], options: list[str]) -> None:
+    program = ["train.py", "--machine_rank", "$(HOME)"]
+    assert command(*launcher, *options, *program) == [
+        *(*launcher, *PLACE, *options),
+        *("train.py", "--machine_rank", "$$(HOME)"),
+    ]
+    assert command(*launcher, *options, "train.py", replicas=None) == [*launcher, *options, "train.py"]
+
+
+def test_accelerate_launch_has_its_option_for_pods_with_cpus_only() -> None:
+    """Else it trains in each pod for itself."""
+    for options in ([], ["--cpu"]):
+        found = command("accelerate", "launch", *options, "train.py", gpus=None)
+        assert found == ["accelerate", "launch", *PLACE, "--cpu", "train.py"]
+
+
+def test_place_is_made_of_variables_that_the_operator_sets() -> None:
+    assert {each.strip("$()") for each in accelerate.PLACE.values()} <= RESERVED_ENV
+
+
+def test_options_of_accelerate_without_a_value_are_known() -> None:
+    found = find_spec("accelerate")
+    assert found is not None
+    assert found.origin is not None
+    calls = ast.walk(ast.parse((Path(found.origin).parent / "commands" / "launch.py").read_text()))
+    switches = {
+        argument.value.lstrip("-")
+        for call in calls
+        if isinstance(call, ast.Call) and any(ast.unparse(k) == "action='store_true'" for k in call.keywords)
+        for argument in call.args
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+    }
+    assert {"m", "use_fsdp"} <= switches
+    assert switches <= set(accelerate._SWITCHES)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["torchrun", "--standalone", "--nproc-per-node=8", "train.py", "--lr", "1"],
+            "--standalone would be the same in all 2 pods, which would not train together\n"
+            "  fix: leave out what the job says: -- torchrun train.py --lr 1",
+        ),
+        (["torchrun", "--nnodes=1", "train.py"], "--nnodes 1 would be"),
+        (["torchrun", "--nnodes", "4", "train.py"], "--nnodes 4 would be"),
+        (["python", "-m", "torch.distributed.run", "--node_rank=0", "a.py"], "--node-rank 0 would be"),
+        (["torchrun", "--rdzv-endpoint=localhost:29400", "a.py"], "--rdzv-endpoint localhost:29400 would"),
+        (["torchrun", "--master_addr", "127.0.0.1", "a.py"], "--master-addr 127.0.0.1 would be"),
+        (
+            ["accelerate", "launch", "--num_processes", "8", "--machine_rank=0", "a.py"],
+            "--num_processes 8, --machine_rank 0: this would be the same in all 2 pods\n  fix: leave it out",
+        ),
+        (["deepspeed", "--num_gpus=8", "a.py"], "deepspeed starts ranks on other machines by ssh"),
+    ],
+)
+def test_command_for_one_machine_is_refused_in_several_pods(words: list[str], said: str) -> None:
+    with pytest.raises(ClientError) as raised:
+        command(*words)
+    assert said in str(raised.value)
+    assert command(*words, replicas=1) == words
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["torchrun", "train.py", "--standalone"],
+        ["torchrun", "--nproc-per-node=8", "--nnodes=2", "--rdzv-backend=c10d", "a.py"],
+        ["torchrun", "--nnodes=1:4", "--master-port=29501", "a.py"],
+        ["bash", "-c", "accelerate launch --machine_rank $NODE_RANK a.py"],
+        ["python", "deepspeed.py"],
+    ],
+)
+def test_command_that_fits_several_pods_stays_as_it_is(words: list[str]) -> None:
+    assert command(*words) == words
