@@ -8,6 +8,7 @@ from dtj.agent.replica.frames import place_of
 from dtj.agent.wire.probe import NOWHERE, Place
 
 LIBRARY = sysconfig.get_path("purelib") + "/torch/nn/modules/linear.py"
+FUNCTIONAL = sysconfig.get_path("purelib") + "/torch/distributed/_functional_collectives.py"
 
 
 def frame(file: str, line: int = 7, function: str = "run") -> str:
@@ -48,6 +49,18 @@ def stacks(*threads: list[str], main: str = "Current thread") -> str:
             [[frame(LIBRARY, 134, "forward"), frame("/app/train.py", 33, "evaluate"), frame("/app/a.py")]],
             (f"{LIBRARY}:134 in forward", "/app/train.py:33 in evaluate"),
             id="the user's line that called a library",
+        ),
+        pytest.param(
+            [
+                [
+                    frame("/lib/torch/_ops.py"),
+                    frame("/lib/torch/_library/autograd.py"),
+                    frame(FUNCTIONAL, 143, "wait_tensor"),
+                    frame("/app/train.py", 33, "loss"),
+                ]
+            ],
+            (f"{FUNCTIONAL}:143 in wait_tensor", "/app/train.py:33 in loss"),
+            id="the caller of an operator, such as a wait for a collective of tensor parallel",
         ),
         pytest.param([[frame("/app/other.py")], []], ("", ""), id="main thread without a frame"),
         pytest.param([[]], ("", ""), id="no frame at all"),

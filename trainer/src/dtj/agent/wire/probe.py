@@ -1,5 +1,6 @@
 """What two samples of a silent rank show, and what follows for this rank alone. Pure."""
 
+import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ WAITING_FRAMES = (
     ),
     *("dtj/parallel/average.py", "dtj/parallel/zero.py", "dtj/parallel/stale.py"),
 )
+# The frame of code that torch.compile generated. A rank that does nothing there waits for a collective.
+_COMPILED = re.compile(r"/[a-z2-7]{2}/c[a-z2-7]{51}\.py:\d+ in call$")
 # The frame of a main thread that writes or reads a checkpoint; a collective in it has a frame of its own.
 _SAVES = "torch/distributed/checkpoint/"
 # The frame of a main thread that waits for its own data workers. It polls them, so it is not asleep.
@@ -71,7 +74,10 @@ class Probe:
     def waits(self) -> bool:
         """The rank waits for others, rather than keeping them waiting."""
         frame = self.place.frame
-        return not self.is_stopped and _SAVES not in frame and any(part in frame for part in WAITING_FRAMES)
+        if self.is_stopped or _SAVES in frame:
+            return False
+        is_compiled = not self.does and _COMPILED.search(frame) is not None
+        return is_compiled or any(part in frame for part in WAITING_FRAMES)
 
     @property
     def loads(self) -> bool:

@@ -4,13 +4,16 @@ A rank inside a collective waits for others. On an accelerator the wait has no f
 stands where it next reads the device. So a majority that stands at one place waits, too. The other ranks
 keep them waiting. Such a rank hangs if it does nothing; if it does something, it may be an evaluation or an
 endless loop, and it gets more time.
+
+The native code of a backward pass, or of an operator on shards, computes and waits in one frame. So if all
+seem to wait, but some use a CPU and others do nothing, these others wait for those.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dtj.agent.wire.probe import Probe
+from dtj.agent.wire.probe import USES_CPU, Probe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +46,10 @@ def judge(probes: Mapping[int, Probe], *, has_ended: bool = False) -> Verdict:
         and (not probe.responds or probe.place.frame)  # else its main thread is unknown
         and (crowd is None or probe.place[:2] != crowd)
     ]
-    culprits = sorted(suspects or probes)
+    computing = _computing(probes) if not suspects else []
+    culprits = sorted(suspects or computing or probes)
     # A wait for an accelerator uses CPU, so the CPU of a majority counts only if there is no other suspect.
-    able = [rank for rank in culprits if not probes[rank].waits]
+    able = computing or [rank for rank in culprits if not probes[rank].waits]
     working = max(able, key=lambda rank: (probes[rank].patience, -rank), default=None)
     patience = 0.0 if working is None else probes[working].patience
     return Verdict(
@@ -106,6 +110,13 @@ def _is_shared(culprits: Sequence[int], probes: Mapping[int, Probe], *, has_ende
 
 def _all_wait(probes: Mapping[int, Probe]) -> bool:
     return all(probe.waits for probe in probes.values())
+
+
+def _computing(probes: Mapping[int, Probe]) -> list[int]:
+    """Ranks that use a CPU although all seem to wait; none if there is no rank that does nothing."""
+    if not _all_wait(probes) or all(probe.does for probe in probes.values()):
+        return []
+    return [rank for rank, probe in probes.items() if probe.does == USES_CPU]
 
 
 def _majority(probes: Mapping[int, Probe]) -> tuple[str, str] | None:
