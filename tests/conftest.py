@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 from collections.abc import Generator, Sequence
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -56,18 +57,28 @@ def keep_group(item: pytest.Item) -> None:
 
 
 def dealt(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]:
-    """The longest tests first in the run of neighbours that each worker gets; the others stay together.
+    """The tests in the order in which each worker gets a run of neighbours, its long tests first.
 
-    Neighbours are often of one file and share what they have made.
+    The long tests of a file stay on one worker: they wait, else they would do so at the same time. Neighbours
+    are often of one file and share what they have made.
     """
-    longest = [item for item in items if seconds(item)]
-    others, found = list(items[len(longest) :]), list[pytest.Item]()
-    for worker in range(workers):
-        mine = longest[worker::workers]
-        share = len(items) // workers - len(mine) if worker < workers - 1 else len(others)
+    files, others = dict[Path, list[pytest.Item]](), list[pytest.Item]()
+    for item in items:
+        (files.setdefault(item.path, []) if seconds(item) else others).append(item)
+    shares: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    for tests in sorted(files.values(), key=duration, reverse=True):
+        min(shares, key=duration).extend(tests)
+    found = list[pytest.Item]()
+    for number, mine in enumerate(shares, start=1):
+        share = len(items) // workers - len(mine) if number < workers else len(others)
         found += [*mine, *others[:share]]
         del others[:share]
     return found
+
+
+def duration(items: Sequence[pytest.Item]) -> float:
+    """About how long these tests take that are marked `long`."""
+    return sum(map(seconds, items))
 
 
 def seconds(item: pytest.Item) -> float:

@@ -16,6 +16,7 @@ Json = dict[str, Any]
 
 
 @pytest.mark.usefixtures("operator")
+@pytest.mark.long(20)
 async def test_slow_or_hung_rank_is_named_until_it_recovers(cluster: Cluster, kubelet: Kubelet):
     calm: Json = {"attempt": 0, "step": 7, "rejoin": True, "slowest": None, "hang": None}
     async with agent(cluster, ADDRESS, calm | {"slowest": {"rank": 1, "replica": 1, "ratio": 2.1}}) as says:

@@ -133,6 +133,7 @@ NEEDED = {
 }
 
 
+@pytest.mark.long(20)
 async def test_missing_right_is_named_until_it_is_given(own_plane: ControlPlane):
     controlplane.install_crd(own_plane)
     async with rest.connect(own_plane) as api:
