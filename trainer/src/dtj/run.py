@@ -367,7 +367,7 @@ class Run:
         loss   () tensor, the mean loss of the samples of a micro-batch, or a function that returns it
         count  what the loss is a mean over, if not samples, e.g. the tokens that are not padding: then the
                gradients are those of the mean over the tokens of the global batch. A function returns
-               (loss, count) instead
+               (loss, count) instead. It may be 0, where a mean of your own must not divide by 0
         Gradients are averaged over the ranks, unless --sync chooses local or stale steps. In the loop,
         forward runs in the type of --precision, and the last micro-batch of a step averages. Only the form
         with a function works with --parallel pp, and only then other ranks keep their state if one is lost.

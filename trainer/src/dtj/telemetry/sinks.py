@@ -16,7 +16,7 @@ from typing import Any
 
 from dtj.errors import RecipeError
 
-# step -> what the line says: loss, metrics, rates; NaN and infinities are left out
+# step -> what was logged for it, and rates; NaN and infinities are left out
 OnLine = Callable[[int, dict[str, float]], None]
 
 
