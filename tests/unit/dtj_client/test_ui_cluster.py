@@ -3,7 +3,9 @@
 import json
 from typing import Any
 
+from dtj_client.errors import ClientError
 from dtj_client.kubectl import Kubectl
+from dtj_client.ui.agent import Agent
 from dtj_client.ui.cluster import Cluster
 
 
@@ -40,3 +42,17 @@ def test_nothing_is_kept_of_a_job_that_was_deleted() -> None:
     object.__setattr__(jobs._kubectl, "program", "images")
     jobs._list()
     assert [set(each) for each in kept] == [{"uid-images"}] * 2
+
+
+def test_page_says_why_it_cannot_ask_an_agent() -> None:
+    class Full(Kubectl):
+        def may(self, verb: str, kind: str) -> bool:
+            return True
+
+        def start(self, *words: str, **how: Any) -> Any:
+            agent.stop()
+            raise ClientError("kubectl cannot be started: Resource temporarily unavailable")
+
+    agent = Agent(Full(), "digits-0")
+    agent._forward()
+    assert agent.problem == "kubectl cannot be started: Resource temporarily unavailable"

@@ -6,13 +6,14 @@ import re
 import subprocess
 import threading
 
+from dtj_client.errors import ClientError
 from dtj_client.kubectl import Json, Kubectl
 from dtj_client.stacks import AGENT_PORT
 
 _TIMEOUT_S = 3.0
 _RETRY_S = 10.0
 _LIMIT = 1 << 20  # bytes of an answer
-_FORWARDED = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) ")
+_FORWARDED = re.compile(rb"Forwarding from 127\.0\.0\.1:(\d+) ")
 
 
 class Agent:
@@ -24,7 +25,7 @@ class Agent:
     def __init__(self, kubectl: Kubectl, pod: str) -> None:
         self.problem = ""
         self._kubectl, self._pod = kubectl, pod
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._port: int | None = None
         self._stopped = threading.Event()
 
@@ -52,21 +53,25 @@ class Agent:
             connection.close()
         return found if isinstance(found, dict) else None
 
+    def _forward_once(self, *words: str) -> None:
+        with self._kubectl.start(*words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            self._process = process
+            if self._stopped.is_set():  # meanwhile
+                process.kill()
+            assert process.stdout is not None
+            for line in process.stdout:
+                if ready := _FORWARDED.match(line):
+                    self._port, self.problem = int(ready[1]), ""
+
     def _forward(self) -> None:
         if not self._kubectl.may("create", "pods/portforward"):
             self.problem = "you may not create pods/portforward here"
             return
         words = ("port-forward", f"pod/{self._pod}", f":{AGENT_PORT}", "--address=127.0.0.1")
         while not self._stopped.is_set():
-            with subprocess.Popen(
-                self._kubectl.command(*words), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-            ) as process:
-                self._process = process
-                if self._stopped.is_set():  # between the check above and now
-                    process.kill()
-                assert process.stdout is not None
-                for line in process.stdout:
-                    if ready := _FORWARDED.match(line):
-                        self._port = int(ready[1])
+            try:
+                self._forward_once(*words)
+            except ClientError as error:
+                self.problem = error.message
             self._port = None
             self._stopped.wait(_RETRY_S)
