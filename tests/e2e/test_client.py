@@ -85,6 +85,7 @@ def dtj(kubectl: Kubectl, folder: Path, *words: str) -> subprocess.CompletedProc
     )
 
 
+@pytest.mark.long(35)
 def test_every_verb_needs_no_more_rights_than_edit(researcher: Kubectl, tmp_path: Path):
     (tmp_path / "job.yaml").write_text(TRAINS_ON)
 
@@ -116,6 +117,7 @@ def test_every_verb_needs_no_more_rights_than_edit(researcher: Kubectl, tmp_path
     assert researcher.get("dtj", "long") is None
 
 
+@pytest.mark.long(40)
 def test_folder_is_submitted_followed_edited_and_submitted_again(
     researcher: Kubectl, runs: dict[str, Any], tmp_path: Path
 ):

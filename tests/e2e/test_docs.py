@@ -18,6 +18,7 @@ from tests.support.predicates import phase
 
 DIGITS = (ROOT / "docs/logs.md", ROOT / "README.md")  # both apply examples/digits-ddp.yaml
 PAGES = [page for page in pages_with_steps(need_pods=True) if page not in DIGITS]
+FIRST_JOB = ROOT / "docs/first-job.md"
 
 
 @pytest.fixture
@@ -26,7 +27,11 @@ def shell(kubectl: Kubectl, tmp_path: Path) -> Shell:
     return Shell(kubectl, tmp_path)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.long(45) if page == FIRST_JOB else ()) for page in PAGES],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_cluster_lines_of_a_page_run(shell: Shell, page: Path):
     for step in steps(page):
         shell.perform(step)

@@ -127,6 +127,7 @@ def notebook(kubectl: Kubectl, cluster: Cluster) -> Iterator[str]:
         yield "notebook"
 
 
+@pytest.mark.long(35)
 def test_only_pods_of_a_job_and_readers_that_it_admits_can_connect(
     kubectl: Kubectl, installed: Kubectl, monitoring: Kubectl, notebook: str
 ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.e2e.conftest import UNTIL_STOPPED, shell_job, workload_job
 from tests.e2e.test_recovery import steps_done
 from tests.support.kubectl import Json, Kubectl
@@ -10,6 +12,7 @@ from tests.support.predicates import condition, phase
 OURS = "dtj.dev/job-name"
 
 
+@pytest.mark.long(40)
 def test_suspended_job_resumes_at_the_committed_step(kubectl: Kubectl, runs: Json):
     kubectl.apply(
         workload_job("pause", "--steps=100000", "--save-every=100000", "--step-s=0.1", checkpoint=runs)
