@@ -6,11 +6,16 @@ replaced after one finished joins none: the scheduler does not count finished po
                             no longer be complete would never be placed
 """
 
-from dtj_operator.model import names
+from dtj_operator.model import names, times
+from dtj_operator.model.memory import RECOVERING
 from dtj_operator.model.views import PodGroupView
 from dtj_operator.plan.actions import Action, Create, Delete
 from dtj_operator.plan.children.podgroup import pod_group
 from dtj_operator.plan.snapshot import Snapshot
+
+# The scheduler deletes the pods of a gang that it preempts one by one, the last one after all others.
+PREEMPTION_S = 10.0
+_PREEMPTED = "preempting to accommodate a higher priority"  # in its message about a pod
 
 
 def group_to_join(s: Snapshot) -> str | None:
@@ -26,16 +31,28 @@ def group_to_join(s: Snapshot) -> str | None:
 
 
 def waits_for_terminating(s: Snapshot, group: str | None) -> bool:
-    """Whether new pods would join terminating ones, as after the preemption of a whole gang.
+    """Whether new pods would join terminating ones, as while a whole gang is preempted.
 
-    The scheduler counts pods that terminate: it would bind new pods to nodes, and the rest could not follow.
+    The scheduler counts pods that terminate, and those that it is about to delete: it would bind new pods to
+    nodes, and the rest could not follow.
     """
     known = _current(s)
     if group is None or known is None:
         return False
     members = [pod for pod in s.owned if pod.pod_group == group]
     staying = sum(not pod.deleting and not pod.ended for pod in members)
-    return staying < known.min_count and any(pod.deleting for pod in members)
+    more = staying > 0 and preempting_until(s) is not None
+    return staying < known.min_count and (more or any(pod.deleting for pod in members))
+
+
+def preempting_until(s: Snapshot) -> float | None:
+    """Until when the scheduler may delete more pods of a gang that it preempts; None: it does not."""
+    failure = s.memory.failure
+    if s.memory.phase != RECOVERING or _PREEMPTED not in str(failure.get("message")):
+        return None
+    at = times.parse(failure.get("at"))
+    until = None if at is None else at + PREEMPTION_S
+    return until if until is not None and s.now < until <= s.now + PREEMPTION_S else None
 
 
 def actions(s: Snapshot) -> tuple[Action, ...]:

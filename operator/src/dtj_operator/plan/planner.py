@@ -146,7 +146,7 @@ def _converge(s: Snapshot) -> Decision:
         return Decision(actions=retired, refusals=unknown, requeue_at=s.now + FOREIGN_POLL_S)
     group, settings = gang.group_to_join(s), queue.pod_settings(s)
     if gang.waits_for_terminating(s, group):
-        return Decision(actions=retired, requeue_at=again)
+        return Decision(actions=retired, requeue_at=soonest(again, gang.preempting_until(s)))
     avoided = avoid.avoided(s)
     bodies = pods(
         s.job,

@@ -9,9 +9,10 @@ from dtj_operator.model.views import PodGroupView
 from dtj_operator.plan.actions import Create, CreatePod, Delete
 from dtj_operator.plan.planner import plan
 from dtj_operator.plan.report.conditions import obstacle
-from tests.support.builders import JobBuilder, PodBuilder, job, pod, pod_group
+from tests.support.builders import NOW, JobBuilder, PodBuilder, at, job, pod, pod_group
 
 param = pytest.param
+PREEMPTED = "default-scheduler: preempting to accommodate a higher priority podgroup"
 Json = dict[str, Any]
 PAIR = job().replicas(2).with_network().placed_as_gang()
 THREE = (
@@ -179,6 +180,31 @@ def test_new_pod_is_not_placed_beside_pods_of_its_gang_that_terminate(
         "Running", memory={"recoveryScope": REPLICA, "replacing": {"0": "", "1": leaving.pod.uid}}
     )
     assert joined(given) == group
+
+
+@pytest.mark.parametrize(
+    ("ago_s", "said", "waits_s"),
+    [
+        param(2, PREEMPTED, 8, id="the scheduler may be about to delete the others"),
+        param(11, PREEMPTED, None, id="it took one pod only"),
+        param(-30, PREEMPTED, None, id="the clock was set back"),
+        param(2, "by its node", None, id="the pod was lost for another reason"),
+    ],
+)
+def test_new_pods_wait_while_the_scheduler_preempts_the_gang(
+    ago_s: int, said: str, waits_s: int | None
+) -> None:
+    """It deletes the last pod after all others; a new pod beside that one would hold a node."""
+    failure = {"reason": "Evicted", "replica": 0, "message": said, "at": at(-ago_s)}
+    memory = {"recoveryScope": REPLICA, "replacing": {"0": "", "1": ""}}
+    stays = pod(2).running().in_group("digits-0")
+    given = THREE.having(stays).placed_as_gang(pod_group(min_count=3))
+    decision = plan(given.was("Recovering", failure=failure, memory=memory).snapshot())
+    created = [action for action in decision.actions if isinstance(action, CreatePod)]
+    assert len(created) == (2 if waits_s is None else 0)
+    assert decision.requeue_at == (None if waits_s is None else NOW + waits_s)
+    whole = given.having().was("Recovering", failure=failure, memory={**memory, "replacing": {}})
+    assert len(joined(whole)) == 3, "no pod of it is left"
 
 
 def test_groups_of_earlier_attempts_are_deleted_and_those_of_others_kept() -> None:
