@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dtj_client import torchrun
 from dtj_client.archive import Archive
 from dtj_client.errors import ClientError
 from dtj_client.launchers import for_pods
@@ -23,6 +24,8 @@ ACCELERATORS = ("google.com/tpu", "habana.ai/gaudi", "gpu.intel.com/xe", "gpu.in
 BY_THE_OPERATOR = re.compile(  # names of variables that it sets; the CRD refuses them
     r"(PET|DTJ)_.*|MASTER_(ADDR|PORT)|(LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|NNODES|NPROC_PER_NODE"
 )
+# Without it Accelerate, and so transformers' Trainer, trains in each rank for itself on CPUs.
+FOR_ACCELERATE = {"name": "ACCELERATE_USE_CPU", "value": "true"}
 UNPACKER = "code"  # name of the init container
 SMALLEST_MEMORY = 2**20  # bytes; less is a number without its unit
 CODE_FOLDER = "/code"  # where the archive is mounted
@@ -173,6 +176,10 @@ def job(request: Request, *, with_code: bool, template: Json | None = None) -> J
         trainer["command"] = for_pods(trainer["command"], replicas, on_cpus=not accelerators(limits))
     if "image" not in trainer:
         trainer["image"] = image_for(limits)
+    if trainer["image"] == CPU_IMAGE and torchrun.clean(trainer["command"]):  # dtj run does it by itself
+        given = trainer.get("env") or []
+        if not any(each["name"] == FOR_ACCELERATE["name"] for each in given):
+            trainer["env"] = [*given, FOR_ACCELERATE]
     for each in made["spec"]["template"]["spec"].get("initContainers", ()):
         if each["name"] in {UNPACKER, INSTALLER}:
             each.update(_as(trainer))

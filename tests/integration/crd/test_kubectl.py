@@ -129,6 +129,18 @@ def test_example_can_be_applied_twice(kubectl: Kubectl, example: Path):
     assert "serverside-applied" in kubectl(*command)
 
 
+def test_job_follows_the_names_that_kustomize_makes(kubectl: Kubectl):
+    kubectl("apply", "-k", str(EXAMPLES[0].parent / "kustomize"))
+    job = kubectl.get("dtj", "team-from-git")
+    assert job is not None
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    code, login = pod["volumes"][0]["configMap"]["name"], container["envFrom"][0]["secretRef"]["name"]
+    assert kubectl.get("configmap", code) is not None
+    assert kubectl.get("secret", login) is not None
+    assert container["image"].startswith("registry.example.com/dtj/trainer:")
+
+
 def test_label_selects_one_of_several_jobs_of_an_example(kubectl: Kubectl):
     (strategies,) = (each for each in EXAMPLES if each.stem == "strategies")
     kubectl("apply", "-f", str(strategies), "-l", "strategy=pp-ddp")

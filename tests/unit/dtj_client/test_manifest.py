@@ -120,6 +120,25 @@ def test_accelerator_of_another_maker_needs_an_image(resource: str) -> None:
     assert parsed(made).processes == 8  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("command", "options", "value"),
+    [
+        (["torchrun", "train.py"], {}, "true"),
+        (["torchrun", "train.py"], {"env": {"ACCELERATE_USE_CPU": "no"}}, "no"),
+        (["torchrun", "train.py"], {"gpus": 1}, None),
+        (["torchrun", "train.py"], {"image": "my:1"}, None),
+        (["train.py"], {}, None),
+    ],
+)
+def test_accelerate_under_torchrun_finds_out_that_the_image_is_for_cpus(
+    command: list[str], options: dict[str, Any], value: str | None
+) -> None:
+    made = job(Request(name="a", command=command, **options), with_code=False)
+    (trainer,) = made["spec"]["template"]["spec"]["containers"]
+    found = {each["name"]: each["value"] for each in trainer.get("env", ())}
+    assert found.get("ACCELERATE_USE_CPU") == value
+
+
 def test_code_goes_with_the_job() -> None:
     stored = {
         "apiVersion": "dtj.dev/v1alpha1",
