@@ -34,15 +34,16 @@ def for_pods(words: Sequence[str], replicas: int, *, on_cpus: bool) -> list[str]
                 "leave it out: accelerate launch gets the place of each pod from the job",
             )
         return launch.words
-    launch = torchrun.clean(words)
-    for option in launch.left_out if launch else ():
-        if _is_for_one_machine(*option, replicas):
-            name, value = option
-            said = f"--{name} {value}".strip()
-            raise ClientError(
-                f"{said} would be the same in all {replicas} pods, which would not train together",
-                f"leave out what the job says: -- {shlex.join(launch.words if launch else words)}",
-            )
+    if launch := torchrun.clean(words):
+        ranks = [] if launch.processes is None else [f"--nproc-per-node={launch.processes}"]
+        left = shlex.join([launch.words[0], *ranks, *launch.words[1:]])
+        for name, value in launch.left_out:
+            if _is_for_one_machine(name, value, replicas):
+                said = f"--{name} {value}".strip()
+                raise ClientError(
+                    f"{said} would be the same in all {replicas} pods, which would not train together",
+                    f"leave out what the job says: -- {left}",
+                )
     return list(words)
 
 

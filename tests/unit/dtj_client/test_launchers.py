@@ -75,7 +75,7 @@ def test_options_of_accelerate_without_a_value_are_known() -> None:
         (
             ["torchrun", "--standalone", "--nproc-per-node=8", "train.py", "--lr", "1"],
             "--standalone would be the same in all 2 pods, which would not train together\n"
-            "  fix: leave out what the job says: -- torchrun train.py --lr 1",
+            "  fix: leave out what the job says: -- torchrun --nproc-per-node=8 train.py --lr 1",
         ),
         (["torchrun", "--nnodes=1", "train.py"], "--nnodes 1 would be"),
         (["torchrun", "--nnodes", "4", "train.py"], "--nnodes 4 would be"),
