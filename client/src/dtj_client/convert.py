@@ -5,7 +5,7 @@ Each conversion removes from a copy of the old object what it understands; what 
 
 import copy
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -119,7 +119,7 @@ def _finished(name: str, spec: Json, notes: list[str], metadata: Json) -> Conver
         if (value := pod.pop(key, None)) and key != "restartPolicy":
             notes.append(f"left out: {key}: {value}: the operator sets it")
     containers = pod.setdefault("containers", [{}])
-    trainer = next((c for c in containers if c.get("name") in ("trainer", "pytorch", "node")), containers[0])
+    trainer = _trainer(containers)
     trainer["name"] = "trainer"
     if not trainer.get("image"):
         try:
@@ -160,6 +160,11 @@ def _finished(name: str, spec: Json, notes: list[str], metadata: Json) -> Conver
         "spec": spec,
     }
     return Converted(job, notes)
+
+
+def _trainer(containers: Sequence[Json]) -> Json:
+    """The container that trains."""
+    return next((c for c in containers if c.get("name") in ("trainer", "pytorch", "node")), containers[0])
 
 
 def _remove_rendezvous(trainer: Json, notes: list[str]) -> None:
@@ -317,13 +322,25 @@ def _batch_job(old: Json, spec: Json, notes: list[str]) -> None:
     spec["replicas"] = max(sizes, default=1)
     if len(sizes) == 2:
         notes.append("completions and parallelism differ: all replicas run at the same time")
+    spec["template"] = old.pop("template", {})
     if old.get("completionMode") == "Indexed":
         del old["completionMode"]
-    spec["template"] = old.pop("template", {})
+        if containers := (spec["template"].get("spec") or {}).get("containers"):
+            trainer = _trainer(containers)
+            trainer["env"] = _with_index(trainer.get("env") or ())
     _move(old, spec, activeDeadlineSeconds="activeDeadlineSeconds", suspend="suspend")
     _move(old, spec, ttlSecondsAfterFinished="ttlSecondsAfterFinished")
     if "backoffLimit" in old:
         spec["recovery"] = {"maxRestarts": old.pop("backoffLimit")}
+
+
+def _with_index(env: Sequence[Json]) -> list[Json]:
+    """The variables, with the index that Kubernetes gives pods of an indexed Job: that of the replica."""
+    found = {each["name"]: each for each in env}
+    by_annotation = [name for name, each in found.items() if "job-completion-index" in str(each)]
+    for name in (*by_annotation, "JOB_COMPLETION_INDEX"):
+        found[name] = {"name": name, "value": "$(NODE_RANK)"}
+    return list(found.values())
 
 
 _KINDS: dict[str, Callable[[Json, Json, list[str]], None]] = {

@@ -528,6 +528,33 @@ def test_deepspeed_is_named() -> None:
     assert any("write torchrun instead: deepspeed.init_distributed()" in note for note in found.notes)
 
 
+def test_index_of_an_indexed_job_is_that_of_the_replica() -> None:
+    found = only("""
+kind: Job
+metadata: {name: a}
+spec:
+  completions: 2
+  parallelism: 2
+  completionMode: Indexed
+  template:
+    spec:
+      containers:
+      - name: a
+        image: a:1
+        command: [python, a.py]
+        env:
+        - {name: A, value: "1"}
+        - name: ME
+          valueFrom: {fieldRef: {fieldPath: "metadata.annotations['x/job-completion-index']"}}
+""")
+    assert found.notes == []
+    assert {each["name"]: each["value"] for each in trainer(found.job)["env"]} == {
+        "A": "1",
+        "ME": "$(NODE_RANK)",
+        "JOB_COMPLETION_INDEX": "$(NODE_RANK)",
+    }
+
+
 def test_image_for_gpus_of_another_maker_is_left_to_write() -> None:
     found = only("""
 kind: Job
