@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import pytest
 from tests.cluster import config, install, kind, proc
 from tests.cluster.errors import ClusterError
 from tests.cluster.kind import Cluster
-from tests.e2e.released import Release, in_background
+from tests.e2e.released import Release, begun, built_again, can_build_again
 from tests.support.kubectl import Json, Kubectl
 
 ROOT = Path(__file__).parents[2]
@@ -76,16 +76,32 @@ def installed(cluster: Cluster) -> Kubectl:
     return cluster.kubectl
 
 
+@pytest.fixture(scope="session")
+def background() -> Iterator[Executor]:
+    """Return a thread for what takes a minute and needs no node: it works while tests wait for nodes."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
 @pytest.fixture(scope="session", autouse=True)
 def released(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, background: Executor, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Future[Release] | None]:
     """Return the release of our images, begun before the first test; None if no test of the run needs it."""
     if not any(item.path.name == "test_release.py" for item in request.session.items):
         yield None
         return
-    with in_background(tmp_path_factory.mktemp("release") / "files") as future:
+    with begun(background, tmp_path_factory.mktemp("release") / "files") as future:
         yield future
+
+
+@pytest.fixture(scope="session", autouse=True)
+def rebuilt(
+    request: pytest.FixtureRequest, background: Executor, released: Future[Release] | None
+) -> Future[str] | None:
+    """Return the id of another build of the operator's image, begun after the release; None if not needed."""
+    needed = any(item.path.name == "test_images.py" for item in request.session.items)
+    return background.submit(built_again) if needed and can_build_again() else None
 
 
 @pytest.fixture

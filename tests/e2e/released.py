@@ -1,15 +1,16 @@
-"""A release in a registry, made in a thread while tests wait for nodes: it takes a minute."""
+"""A release in a registry and another build of an image, made in a thread while tests wait for nodes."""
 
 from __future__ import annotations
 
 import contextlib
 import tempfile
+import uuid
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster import config, images
+from tests.cluster import config, engine, images, rootfs
 from tests.release.__main__ import Source, release
 from tests.support.registry import serving
 
@@ -34,8 +35,8 @@ class Release:
 
 
 @contextlib.contextmanager
-def in_background(files: Path) -> Iterator[Future[Release]]:
-    """Start a registry and begin the release of our images; the registry ends with the block."""
+def begun(background: Executor, files: Path) -> Iterator[Future[Release]]:
+    """Start a registry and begin the release of our images; both end with the block."""
     # Not in pytest's folder, which keeps the layers of three runs.
     with tempfile.TemporaryDirectory() as layers, serving(Path(layers), host="") as port:
 
@@ -45,5 +46,27 @@ def in_background(files: Path) -> Iterator[Future[Release]]:
             release(f"{made.registry}/dtj", SOURCE, named, files, None, {})
             return made
 
-        with ThreadPoolExecutor(1) as pool:
-            yield pool.submit(make)
+        future = background.submit(make)
+        try:
+            yield future
+        finally:
+            wait([future])
+
+
+def can_build_again() -> bool:
+    """Whether two builds of ours can be compared: Docker leaves the time of the build on the files."""
+    return config.borrowed_kubeconfig() is None and engine.find().name == "podman"
+
+
+def built_again() -> str:
+    """Build the operator's image without layers of an earlier build, and return its id."""
+    runtime = engine.find()
+    on_public = images.ensure(runtime, "operator") == images.candidates("operator")[0]
+    default = images.default_base(images.dockerfile("operator").read_text())
+    base = default if on_public else rootfs.ensure(runtime, images.BASES["operator"])
+    again = f"localhost/dtj-again:{uuid.uuid4().hex}"
+    images.build_on(runtime, "operator", base, again, "--no-cache")
+    try:
+        return str(runtime.image_id(again))
+    finally:
+        runtime("image", "rm", again)

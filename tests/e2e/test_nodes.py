@@ -19,6 +19,7 @@ OURS = "dtj.dev/job-name"
 
 
 @pytest.mark.exclusive
+@pytest.mark.long(50)
 @pytest.mark.parametrize("fault", [faults.without_power, faults.paused])
 def test_job_moves_off_a_lost_node(
     cluster: Cluster,

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 Json = dict[str, Any]
+PATIENCE_S = 240.0  # two pods took more than 120 s for 12 steps, beside a load of 59
 
 
 class KubectlError(AssertionError):
@@ -80,7 +81,13 @@ class Kubectl:
         return items
 
     def until(
-        self, kind: str, name: str, holds: Callable[[Json], bool], *, within_s: float = 120, hint: str = ""
+        self,
+        kind: str,
+        name: str,
+        holds: Callable[[Json], bool],
+        *,
+        within_s: float = PATIENCE_S,
+        hint: str = "",
     ) -> Json:
         """Watch one object until `holds` is true for it, and return it; it may not exist yet.
 
@@ -110,7 +117,7 @@ class Kubectl:
         if left:
             raise NeverHappenedError(f"{kind} {sorted(left)} still exist after {within_s} s")
 
-    def follow(self, pod: str, text: str, *, within_s: float = 120) -> str:
+    def follow(self, pod: str, text: str, *, within_s: float = PATIENCE_S) -> str:
         """Follow a pod's log until it contains `text`, and return the log so far."""
         deadline = time.monotonic() + within_s
         log, of = "", ""
