@@ -195,6 +195,8 @@ layers = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 3), torch
 layers[0].requires_grad_(False)
 model = run.parallel(layers)
 opt = torch.optim.SGD(model.parameters(), 0.1)
+calls = []
+model.register_forward_hook(lambda *_: calls.append(run.step))
 used = run.unwrap(model) if "unwrapped" in sys.argv else model
 data = run.data(torch.randn(12, 2), global_batch=4)
 run.state(model=model, opt=opt, data=data)
@@ -204,14 +206,17 @@ for batch in run.steps(6):
     run.backward(lambda mb: (used(mb) - 1).square().mean(), batch)
     opt.step()
     opt.zero_grad()
-print("weights", [round(float(p.detach().sum()), 5) for p in model.parameters()])
+print("weights", [round(float(p.detach().sum()), 5) for p in model.parameters()], "hook", sorted(set(calls)))
 """
 
 
 def test_layers_may_be_frozen_and_unfrozen_between_steps(
     finish: Callable[..., Finished], tmp_path: Path
 ) -> None:
-    """DDP as torch has it averages the gradients of those layers that were trained when it was made."""
+    """DDP as torch has it averages the gradients of those layers that were trained when it was made.
+
+    A hook of the user stays.
+    """
     script = tmp_path / "script.py"
     script.write_text(THAWING)
     runs = [finish("run", "--nproc", n, "--micro-batch", 1, script) for n in (1, 2)]
@@ -223,6 +228,7 @@ def test_layers_may_be_frozen_and_unfrozen_between_steps(
         if "weights" in line
     ]
     assert (len(found), len(set(found))) == (3, 1)
+    assert found[0].endswith("hook [0, 1, 2, 3, 4, 5]")
 
 
 def test_model_that_is_not_called_through_its_wrapper_is_refused(

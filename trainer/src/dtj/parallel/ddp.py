@@ -139,9 +139,11 @@ class RebuildableDDP(DistributedDataParallel):
         return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
 
     def rebuild(self) -> None:
-        """Use the current default group from now on. No communication; weights stay as they are."""
+        """Use the current default group from now on. No communication; weights and hooks of the user stay."""
         module, how, is_training, calls = self.module, self._how, self.training, self.calls
+        of_user = {name: vars(self)[name] for name in vars(nn.Module()) if "hook" in name}
         del self.reducer  # takes its hooks off the parameters
         self.__init__(module, init_sync=False, **how)  # type: ignore[misc]
+        vars(self).update(of_user)
         self.calls = calls
         self.train(is_training)  # type: ignore[no-untyped-call]
