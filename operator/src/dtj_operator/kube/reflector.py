@@ -24,6 +24,7 @@ PAGE = "500"
 WATCH_S = 290  # the server ends a watch after this; the next watch continues at the same version
 SILENCE_S = 75.0
 LONGEST_RELIST_PAUSE_S = 10.0  # few requests anyway; a longer pause would delay us when the server is back
+LONGEST_ASKED_PAUSE_S = 60.0  # that the API server asks for with Retry-After
 LIST_FORBIDDEN_PAUSE_S = 300.0  # how often to retry a list that a 403 refused and that is not required
 
 T = TypeVar("T")
@@ -144,6 +145,7 @@ class Reflector(Generic[V]):
 
     def _wait_after(self, error: Exception, pause: float) -> float:
         """Log the failure (a missing optional right only once); return the seconds until the next try."""
+        pause = max(pause, min(LONGEST_ASKED_PAUSE_S, getattr(error, "after_s", 0.0)))
         fields = {"what": self.what, "error": str(error)}
         if self._source.required or not isinstance(error, Refused):
             unexpected = None if isinstance(error, ApiError) else error

@@ -12,6 +12,7 @@ import pytest
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.cache import PodCache
+from dtj_operator.kube.errors import Unavailable
 from dtj_operator.kube.reflector import Reflector
 from dtj_operator.model.names import Key
 from tests.unit.dtj_operator.kube.server import (
@@ -188,6 +189,13 @@ async def test_api_server_that_is_down_at_first_is_waited_for() -> None:
     async with following(*[refuses(503)] * 4, page(pod(0, 1), version=10), IDLE) as followed:
         await followed.until({"j-0": "Running"})
         assert followed.reflector.synced.is_set()
+
+
+@pytest.mark.parametrize(("asked_s", "waited_s"), [(0, 0.5), (30, 30), (3600, 60)])
+async def test_new_list_waits_for_as_long_as_the_api_server_asks(asked_s: int, waited_s: float) -> None:
+    async with following(page(version=1), IDLE) as followed:
+        error = Unavailable("GET /pods", 429, "TooManyRequests", "slow down", float(asked_s))
+        assert followed.reflector._wait_after(error, 0.5) == waited_s
 
 
 async def test_list_restarts_if_the_continue_token_has_expired() -> None:
