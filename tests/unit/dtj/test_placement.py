@@ -176,9 +176,20 @@ def test_ranks_share_the_cpu_limit_of_the_container(
     said: str, nproc: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    assert threads({}, nproc=nproc, groups=tmp_path) == 16 // nproc
     (tmp_path / "cpu.max").write_text(said)
-    assert threads({}, nproc=nproc, limit=tmp_path / "cpu.max") == expected
-    assert threads({}, nproc=nproc, limit=tmp_path / "none") == 16 // nproc
+    assert threads({}, nproc=nproc, groups=tmp_path) == expected
+
+
+@pytest.mark.parametrize(("quota", "expected"), [("100000\n", 1), ("-1\n", 16)])
+def test_ranks_share_the_cpu_limit_of_an_older_control_group(
+    quota: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(quota)
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert threads({}, nproc=1, groups=tmp_path) == expected
 
 
 def test_flag_of_the_job_takes_precedence_over_the_code() -> None:

@@ -5,6 +5,7 @@ In a pod the operator sets the variables; on a laptop nothing is set and everyth
 
 import contextlib
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,7 @@ from dtj import contract
 from dtj.agent.wire.protocol import Limits
 from dtj.errors import RecipeError
 
-# Of the container, in cgroup v2: microseconds of processor time, and in how many.
-CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+_CONTROL_GROUPS = Path("/sys/fs/cgroup")  # of the container
 # Settings of torch's libraries, unless the user has made them. gloo connects each rank to every other; its
 # two cut the requests to the store for that. All ranks of a job must have the same.
 _OF_LIBRARIES = {
@@ -133,7 +133,7 @@ class Placement:
         return {name: str(value) for name, value in values.items()}
 
 
-def threads(env: Mapping[str, str], *, nproc: int, limit: Path = CPU_LIMIT) -> int:
+def threads(env: Mapping[str, str], *, nproc: int, groups: Path = _CONTROL_GROUPS) -> int:
     """Threads per rank: OMP_NUM_THREADS if set, else its share of the CPUs that this process may use.
 
     The operator sets the variable from the limit of the template; a namespace's LimitRange may set another.
@@ -142,10 +142,18 @@ def threads(env: Mapping[str, str], *, nproc: int, limit: Path = CPU_LIMIT) -> i
     if stated.isdecimal() and int(stated) > 0:
         return int(stated)
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # no cgroup v2; or "max": no limit
-        allowed, period = map(int, limit.read_text().split())
-        usable = min(usable, allowed // period)
-    return max(1, usable // nproc)
+    return max(1, min(usable, _cpu_limit(groups)) // nproc)
+
+
+def _cpu_limit(groups: Path) -> int:
+    """CPUs of the container by its control group, of version 2 or 1; as good as infinite without a limit."""
+    v1 = [groups / "cpu" / f"cpu.cfs_{each}_us" for each in ("quota", "period")]
+    for files in ([groups / "cpu.max"], v1):  # microseconds of processor time, and in how many
+        with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # absent; or "max": no limit
+            allowed, period = map(int, " ".join(file.read_text() for file in files).split())
+            if allowed > 0:  # -1 in version 1: no limit
+                return allowed // period
+    return sys.maxsize
 
 
 def _limits(env: Mapping[str, str]) -> Limits | None:
