@@ -24,3 +24,4 @@ if "pp" in os.environ["DTJ_PARALLEL"]:
 run.parallel(Model(first, nn.ReLU(), last))
 groups = [group._get_backend(torch.device("cpu")) for group in dist.distributed_c10d._world.pg_map]
 print("timeouts", {group.options._timeout.total_seconds() for group in groups}, flush=True)
+dist.barrier()  # a slow rank still connects, and would lose a peer that ends now
