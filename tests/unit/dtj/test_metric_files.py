@@ -1,5 +1,6 @@
 """Files of logged steps, and their plot."""
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -37,6 +38,14 @@ def test_table_gets_a_column_for_a_later_value_also_after_a_restart(tmp_path: Pa
         "5,0,0.5,8.0,0.25",
         "6,0,0.5,8.0,",
     ]
+
+
+def test_table_takes_any_name_whatever_the_locale(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(io, "text_encoding", lambda encoding, *_: encoding or "ascii")
+    file = tmp_path / "run.csv"
+    for _ in range(2):
+        metric_files.open_for(str(file), step=0).write(READING | {"metrics": {"Größe": 1.0}})
+    assert file.read_bytes().decode().splitlines()[0] == "step,epoch,loss,samplesPerSecond,Größe"
 
 
 def test_metric_with_the_name_of_a_field_is_a_curve_and_changes_no_step(tmp_path: Path) -> None:

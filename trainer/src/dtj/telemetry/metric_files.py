@@ -59,7 +59,7 @@ class Table:
         with _named(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
-            with path.open(newline="") as file:
+            with path.open(newline="", encoding="utf-8") as file:
                 self._columns = next(csv.reader(file), [])
 
     def write(self, reading: dict[str, Any]) -> None:
@@ -69,14 +69,14 @@ class Table:
             new = [name for name in row if name not in self._columns]
             if new:
                 self._widen(new)
-            with self._path.open("a", newline="") as file:
+            with self._path.open("a", newline="", encoding="utf-8") as file:
                 csv.DictWriter(file, self._columns).writerow(row)
 
     def _widen(self, new: list[str]) -> None:
-        with self._path.open(newline="") as file:
+        with self._path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         wider = self._path.with_suffix(".csv.tmp")
-        with wider.open("w", newline="") as file:
+        with wider.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, [*self._columns, *new])
             writer.writeheader()
             writer.writerows(rows)
