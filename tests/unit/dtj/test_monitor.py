@@ -7,6 +7,7 @@ import pytest
 
 from dtj.agent.coordinator.watch.hang import FIRST_STEP_S, MIN_LIMIT_S, PROBE_S, REPORT_DELAY_S, Watchdog
 from dtj.agent.coordinator.watch.monitor import WORKING_S, Monitor
+from dtj.agent.coordinator.watch.straggler import MIN_WINDOW_S, WINDOW_STEPS
 from dtj.agent.wire.link import Message
 from dtj.agent.wire.probe import USES_CPU, Place, Probe
 from dtj.agent.wire.signs import Activity, Heartbeat
@@ -91,6 +92,21 @@ def test_hang_is_named_exactly_when_its_limit_is_over() -> None:
     assert watched.verdicts == [hang({1: said})]
     assert watched.logged == ["no step for 30 s: the stacks of all ranks follow"]
     assert watched.ended == [1]
+
+
+@pytest.mark.parametrize(("is_cut_off", "named"), [(False, 1), (True, 0)])
+def test_pod_that_was_cut_off_or_frozen_after_a_slow_window_is_not_named(
+    *, is_cut_off: bool, named: int
+) -> None:
+    watched = Watched()
+    for number, work_s in enumerate([(0.0, 0.0), (0.6, 1.2), (1.2, 31.8), (1.8, 61.8)]):
+        if is_cut_off and number == 2:
+            watched.monitor.excuse(watched.now)  # its agent is connected again
+        watched.now += 2 * MIN_WINDOW_S
+        for rank, busy_s in enumerate(work_s):
+            busy_time = (WINDOW_STEPS * number, busy_s)
+            watched.monitor.observe(rank, Heartbeat(1, 10, None, busy_time), watched.now)
+    assert sum(line.startswith("straggler: rank 1") for line in watched.logged) == named
 
 
 def after_long_steps() -> Watched:

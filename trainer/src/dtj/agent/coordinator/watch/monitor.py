@@ -105,8 +105,9 @@ class Monitor:
         self._stragglers.start_generation(ranks, now)
 
     def excuse(self, now: float) -> None:
-        """Heartbeats may have been lost: measure the silence from now on."""
+        """Heartbeats may have been lost: measure silence and pace from now on."""
         self._watchdog.excuse(now)
+        self._stragglers.excuse(now)
 
     def ended(self, rank: int) -> None:
         """A rank of this generation exited; expect no more heartbeats from it."""

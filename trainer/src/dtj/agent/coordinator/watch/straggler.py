@@ -51,8 +51,12 @@ class StragglerDetector:
 
     def start_generation(self, ranks: Iterable[int], now: float) -> None:
         """A generation starts: forget all measurements and the named straggler."""
-        self.named = self._slow_in_last_window = None
-        self._ranks, self._since = frozenset(ranks), now
+        self.named, self._ranks = None, frozenset(ranks)
+        self.excuse(now)
+
+    def excuse(self, now: float) -> None:
+        """A pod was cut off, or stopped as a whole: what its ranks took meanwhile says nothing about them."""
+        self._slow_in_last_window, self._since = None, now
         self._base, self._newest, self._full = {}, {}, set()
 
     def observe(self, rank: int, busy_time: tuple[int, float], now: float) -> None:
