@@ -25,7 +25,6 @@ _OF_THE_SERVER = ("creationTimestamp", "generation", "managedFields", "resourceV
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _RUNTIMES = ("ClusterTrainingRuntime", "TrainingRuntime")
 _OF_THE_POD = frozenset(accelerate.PLACE.values())  # variables that Kubernetes replaces
-_SHELLS = ("bash", "sh")
 _TRAINING = "node"  # of a runtime's jobs and containers, the ones that train
 
 
@@ -123,7 +122,7 @@ def _finished(name: str, spec: Json, notes: list[str], metadata: Json) -> Conver
     trainer["name"] = "trainer"
     if not trainer.get("image"):
         try:
-            image = manifest.image_for((trainer.get("resources") or {}).get("limits") or {})
+            image = manifest.image_for(manifest.limits_of(trainer))
         except ClientError as error:
             notes.append(f"no image was named, and {error.message}: write the image")
         else:
@@ -134,7 +133,7 @@ def _finished(name: str, spec: Json, notes: list[str], metadata: Json) -> Conver
             )
     _remove_rendezvous(trainer, notes)
     words = [*(trainer.get("command") or ()), *(trainer.get("args") or ())]
-    on_cpus = not manifest.accelerators((trainer.get("resources") or {}).get("limits") or {})
+    on_cpus = not manifest.accelerators(manifest.limits_of(trainer))
     accelerated = partial(accelerate.clean, on_cpus=on_cpus)
     if launched := torchrun.clean(words) or torchrun.in_a_shell(words):
         trainer["command"] = launched.words
@@ -149,7 +148,7 @@ def _finished(name: str, spec: Json, notes: list[str], metadata: Json) -> Conver
         spec.pop("processesPerReplica", None)  # the number of launchers: ranks are as many as GPUs
         if launched.processes:
             spec["processesPerReplica"] = launched.processes
-    elif any(str(word).rpartition("/")[2] == "deepspeed" for word in words[:1]):
+    elif words and str(words[0]).rpartition("/")[2] == "deepspeed":
         notes.append(f"{launchers.DEEPSPEED}: {launchers.DEEPSPEED_FIX}")
     elif any(re.search(r"torchrun|torch\.distributed|accelerate launch", str(word)) for word in words):
         notes.append("check the shell text: the operator sets what --nnodes, --node-rank and --rdzv-* say")
@@ -221,9 +220,14 @@ def _count_pods(new: Converted) -> None:
     spec, notes = new.job["spec"], new.notes
     trainer = next(c for c in spec["template"]["spec"]["containers"] if c["name"] == "trainer")
     words = [str(word) for word in (*(trainer.get("command") or ()), *(trainer.get("args") or ()))]
-    gpus = manifest.accelerators((trainer.get("resources") or {}).get("limits") or {})
+    gpus = manifest.accelerators(manifest.limits_of(trainer))
     named = spec.get("processesPerReplica", "auto") != "auto"
-    if named or sum(map(int, gpus.values())) < 2 or not words or words[0].rpartition("/")[2] not in _SHELLS:
+    if (
+        named
+        or sum(map(int, gpus.values())) < 2
+        or not words
+        or words[0].rpartition("/")[2] not in torchrun.SHELLS
+    ):
         return
     if re.search(r"\$\{?(RANK|WORLD_SIZE)\b", " ".join(words)):
         spec["processesPerReplica"] = 1

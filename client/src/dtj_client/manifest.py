@@ -120,6 +120,12 @@ class Request:
         return {name: amount for name, amount in (("cpu", self.cpu), ("memory", self.memory)) if amount}
 
 
+def limits_of(container: Json) -> Json:
+    """The limits of a container, empty if it has none."""
+    found: Json = (container.get("resources") or {}).get("limits") or {}
+    return found
+
+
 def accelerators(amounts: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the resources that are accelerators."""
     return {name: amounts[name] for name in amounts if name.endswith("/gpu") or name in ACCELERATORS}
@@ -168,14 +174,17 @@ def job(request: Request, *, with_code: bool, template: Json | None = None) -> J
     if request.gpus is not None:  # those of the template are others, or requests that the limits replace
         resources = dict(trainer["resources"])
         for kind in resources.keys() & {"limits", "requests"}:
-            others = {k: v for k, v in (resources[kind] or {}).items() if k not in accelerators({k: v})}
-            resources[kind] = others | (_gpus(request, template) if kind == "limits" else {})
+            amounts = resources[kind] or {}
+            others = [name for name in amounts if name not in accelerators(amounts)]
+            resources[kind] = {name: amounts[name] for name in others}
+        resources["limits"] |= _gpus(request, template)
         trainer["resources"] = resources
-    limits = (trainer.get("resources") or {}).get("limits") or {}
     if (replicas := int(made["spec"]["replicas"])) > 1:
-        trainer["command"] = for_pods(trainer["command"], replicas, on_cpus=not accelerators(limits))
+        trainer["command"] = for_pods(
+            trainer["command"], replicas, on_cpus=not accelerators(limits_of(trainer))
+        )
     if "image" not in trainer:
-        trainer["image"] = image_for(limits)
+        trainer["image"] = image_for(limits_of(trainer))
     if trainer["image"] == CPU_IMAGE and torchrun.clean(trainer["command"]):  # dtj run does it by itself
         given = trainer.get("env") or []
         if not any(each["name"] == FOR_ACCELERATE["name"] for each in given):
@@ -195,17 +204,13 @@ def _gpus(request: Request, template: Json | None) -> dict[str, int]:
     if not found:
         return {}
     containers = ((template or {}).get("spec") or {}).get("template", {}).get("spec", {}).get("containers")
-    known = {
-        name
-        for each in containers or ()
-        for name in accelerators((each.get("resources") or {}).get("limits") or {})
-    }
+    known = {name for each in containers or () for name in accelerators(limits_of(each))}
     return {found["resource"] or (known.pop() if len(known) == 1 else GPU): int(found["count"])}
 
 
-def image_for(limits: Mapping[str, Any]) -> str:
+def image_for(amounts: Mapping[str, Any]) -> str:
     """The trainer image for these accelerators. Raises ClientError if there is none."""
-    used = [name for name, count in accelerators(limits).items() if str(count) != "0"]
+    used = [name for name, count in accelerators(amounts).items() if str(count) != "0"]
     if others := [name for name in used if name != GPU]:
         raise ClientError(
             f"there is no trainer image for {others[0]}", "name yours with --image: docs/images.md says more"

@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import Any
 
 from dtj_client import accelerate, shell, torchrun
-from dtj_client.manifest import BY_THE_OPERATOR, GPU
+from dtj_client.manifest import BY_THE_OPERATOR, GPU, limits_of
 
 Json = dict[str, Any]
 
@@ -163,7 +163,6 @@ def _lines(text: str, script: Script, container: Json, options: Json) -> None:
 def _of_slurm(script: Script, container: Json, options: Json) -> Iterator[tuple[str, list[str]]]:
     """The variables that Slurm sets from the options."""
     nodes, tasks = script.spec.get("replicas"), script.spec.get("processesPerReplica")
-    limits = (container.get("resources") or {}).get("limits") or {}
     found = {
         "SLURM_JOB_NAME": options.get("job-name"),
         "SLURM_NNODES": nodes,
@@ -171,7 +170,7 @@ def _of_slurm(script: Script, container: Json, options: Json) -> Iterator[tuple[
         "SLURM_NTASKS_PER_NODE": tasks,
         "SLURM_NTASKS": nodes and tasks and nodes * tasks,
         "SLURM_CPUS_PER_TASK": options.get("cpus-per-task"),
-        "SLURM_GPUS_ON_NODE": limits.get(GPU),
+        "SLURM_GPUS_ON_NODE": limits_of(container).get(GPU),
     }
     yield from ((name, [str(value)]) for name, value in found.items() if value)
 

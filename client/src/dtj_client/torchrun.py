@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 # Where ranks meet, and which of them a pod has: the operator sets both.
 _PLACE = ("nnodes", "node-rank", "master-addr", "master-port", "rdzv-backend", "rdzv-endpoint", "rdzv-id")
 _FLAGS = ("standalone",)
+SHELLS = ("bash", "sh")
 
 
 @dataclass
@@ -70,7 +71,7 @@ def in_a_shell(
     words: Sequence[str], clean: Callable[[Sequence[str]], Launch | None] = clean
 ) -> Launch | None:
     """Return the command if it is one launcher in a shell, and what it is cleaned to needs no shell."""
-    if len(words) != 3 or words[0].rpartition("/")[2] not in ("bash", "sh") or words[1] not in ("-c", "-lc"):
+    if len(words) != 3 or words[0].rpartition("/")[2] not in SHELLS or words[1] not in ("-c", "-lc"):
         return None
     text = words[2].replace("\\\n", " ").strip()
     try:
