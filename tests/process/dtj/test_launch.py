@@ -251,12 +251,15 @@ def test_ranks_die_with_a_killed_agent(start: Start, tmp_path: Path) -> None:
     wait_for(lambda: all(is_dead(pid) for pid in started), "the ranks to exit")
 
 
-def test_sigterm_reaches_a_script_that_does_not_handle_it(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, id="the terminal is gone")])
+def test_sigterm_reaches_a_script_that_does_not_handle_it(
+    start: Start, tmp_path: Path, number: signal.Signals
+) -> None:
     script = tmp_path / "sleeper.py"
     script.write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
     command = start("run", script)
     wait_for(lambda: "up" in command.out, "the script to start")
-    command.signal(signal.SIGTERM)
+    command.signal(number)
     assert command.wait().code == 128 + signal.SIGTERM
 
 

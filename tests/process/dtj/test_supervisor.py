@@ -507,6 +507,65 @@ def test_signal_to_the_pod_is_forwarded_to_its_ranks(node: Node) -> None:
     assert (ending.code, ending.by_agent) == (128 + signal.SIGTERM, False)
 
 
+def leave_well_when_asked() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    report_pipe.send({"is": "up"})
+    while True:
+        signal.pause()
+
+
+@pytest.mark.parametrize(
+    ("uses_dtj", "code"),
+    [
+        pytest.param(False, 128 + signal.SIGTERM, id="as Lightning and transformers do, in the middle"),
+        pytest.param(True, 0, id="a dtj program had no step left"),
+    ],
+)
+def test_script_that_exits_with_0_because_it_was_asked_to_stop_is_not_done(
+    node: Node, uses_dtj: bool, code: int
+) -> None:
+    """Otherwise a drained pod, or a suspended job, would count as succeeded."""
+    supervisor = node.run(leave_well_when_asked)
+    node.until_heard({"is": "up"})
+    supervisor.newest[0].uses_dtj = uses_dtj
+    supervisor.stop(signal.SIGTERM)
+    node.until_all_have_ended()
+    (ending,) = supervisor.endings()
+    assert (ending.code, ending.stopped_unsaved) == (code, code > 0)
+
+
+def become_another_program() -> None:
+    os.execvp("sleep", ["sleep", "600"])
+
+
+def test_stacks_are_not_insisted_on_if_the_rank_has_replaced_its_program(node: Node) -> None:
+    """As scripts do that start themselves again with other variables: the signal would kill them."""
+    supervisor = node.run(become_another_program)
+    process = supervisor.newest[0]
+    name = Path(f"/proc/{process.pid}/comm")
+    wait_for(lambda: name.read_text() == "sleep\n", "the other program")
+    process.insist_on_stacks()
+    supervisor.stop(signal.SIGTERM)
+    node.until_all_have_ended()
+    assert supervisor.endings()[0].signal == signal.SIGTERM
+
+
+def fail_and_linger() -> None:
+    failure = {"message": "ValueError: label 11", "reason": "Exception", "exitCode": 1}
+    report_pipe.send({"failure": failure | {"at": "2026-01-01T00:00:00+00:00"}})
+    signal.pause()  # as a thread of the program that does not end
+
+
+def test_failure_of_a_rank_that_does_not_exit_is_not_hidden_by_its_hang(node: Node) -> None:
+    supervisor = node.run(fail_and_linger)
+    node.until(lambda: len(node.heard) == 2, "its failure")
+    supervisor.newest[0].kill_as_hung("no step for 30 s", is_shared=False)
+    node.until_all_have_ended()
+    (ending,) = supervisor.endings()
+    assert (ending.code, ending.cause, ending.message) == (1, "Exception", "ValueError: label 11")
+    assert ending.failed
+
+
 @pytest.mark.parametrize(
     ("number", "killed", "reason"),
     [

@@ -90,7 +90,8 @@ def test_command_of_the_image_is_dtj_and_agents_do_not_write_the_pods_report() -
 
 def test_replica_that_is_killed_or_evicted_is_replaced_if_an_agent_ran_it() -> None:
     torchrun = job(container={"command": ["torchrun", "a.py"]})
-    assert [is_lost(job(), code) for code in (-9, 75, 1, 76, 78)] == [True, True, False, False, False]
+    codes = (-9, 75, 143, 1, 76, 78)
+    assert [is_lost(job(), code) for code in codes] == [True, True, True, False, False, False]
     assert not is_lost(torchrun, -9)
 
 

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
+from dtj.agent.signals import hang_up
 from dtj.ranks.parent_death import die_with
 
 _BLOCKED_IN_FORK = (signal.SIGTERM, signal.SIGINT)
@@ -47,7 +48,7 @@ def detach(agent: int) -> None:
     """Called in the child: own process group, default signal handlers, dies with the agent (a pid)."""
     os.setpgid(0, 0)  # so that what it starts (data workers of a rank) can be killed with it
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGCHLD):
+    for number in (signal.SIGTERM, signal.SIGCHLD, *hang_up()):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED_IN_FORK)

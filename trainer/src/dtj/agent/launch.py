@@ -44,7 +44,7 @@ from dtj.agent.replica.supervisor import Supervisor, soonest
 from dtj.agent.report.console import Console, choose_console
 from dtj.agent.report.status import Status
 from dtj.agent.report.status_page import StatusPage
-from dtj.agent.signals import SignalPipe
+from dtj.agent.signals import SignalPipe, hang_up
 from dtj.agent.wire import outcome
 from dtj.agent.wire.link import Message
 from dtj.agent.wire.outcome import Ending
@@ -53,7 +53,13 @@ from dtj.copies import slot
 from dtj.errors import MachineError
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT)
-_LACKS = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+_FILES = "raise the limit of open files (ulimit -n, fs.file-max of the node), or start fewer ranks here"
+_LACKS = {
+    errno.EAGAIN: "raise the limit of processes and threads (pids) of this container, or start fewer",
+    errno.ENOMEM: "raise the memory limit of this container, or start fewer ranks here",
+    errno.EMFILE: _FILES,
+    errno.ENFILE: _FILES,
+}
 # If all ranks are done and replica 0 is gone, its last word may be lost: so long it may take to come back.
 DONE_S = 600.0
 
@@ -104,7 +110,7 @@ class _Agent:
 
     def run(self) -> int:
         raise_open_files()
-        self._signals = SignalPipe((*_FORWARDED, signal.SIGCHLD))
+        self._signals = SignalPipe((*_FORWARDED, *hang_up(), signal.SIGCHLD))
         own_stacks.ignore()
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         nthreads = threads(os.environ, nproc=self._placement.nproc)
@@ -154,10 +160,7 @@ class _Agent:
     def _give_up(self, error: MachineError | OSError) -> None:
         """Raise an error that is not about a lack of processes, memory or files on this machine."""
         if isinstance(error, OSError):
-            if error.errno not in _LACKS:
-                raise error
-            fix = "raise the limits of this container, such as that of processes (pids), or start fewer"
-            error = MachineError(f"the agent cannot start another process: {error.strerror}", fix=fix)
+            error = lacking(error)
         _log(str(error))
         rank, now = self._placement.ranks.start, datetime.now(UTC)
         self._orders.culprit = Ending(rank=rank, code=error.exit_code, at=now, message=str(error))
@@ -213,6 +216,9 @@ class _Agent:
         for number in _FORWARDED:
             if number in numbers:
                 self._forward(number)
+        if signal.SIGHUP in numbers:
+            _log("the terminal is gone (SIGHUP): stopping, as after SIGTERM")
+            self._forward(signal.SIGTERM)
         self._has_dead = self._has_dead or signal.SIGCHLD in numbers
 
     def _forward(self, number: signal.Signals) -> None:
@@ -333,6 +339,13 @@ class _Agent:
         if self._keeper:
             self._keeper.stop()
         return outcome.exit_code(endings)
+
+
+def lacking(error: OSError) -> MachineError:
+    """What this machine lacks to start another process; raises an error that is about something else."""
+    if (fix := _LACKS.get(error.errno or 0)) is None:
+        raise error
+    return MachineError(f"the agent cannot start another process: {error.strerror}", fix=fix)
 
 
 def _write(path: Path, fields: Mapping[str, Any]) -> None:

@@ -5,6 +5,11 @@ import signal
 from collections.abc import Iterable
 
 
+def hang_up() -> tuple[signal.Signals, ...]:
+    """The signal of a terminal that is closed, or of a lost connection to it; not under nohup."""
+    return () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+
+
 class SignalPipe:
     """Handles the given signals from its creation on; main thread only."""
 

@@ -20,6 +20,7 @@ from dtj.agent import alone, process_end
 from dtj.agent.child_process import detach, signals_blocked
 from dtj.agent.placement import threads
 from dtj.agent.rank.preload import preload
+from dtj.agent.signals import hang_up
 from dtj.agent.wire.link import free_ports
 from dtj.errors import RecipeError
 from dtj.local.manifest import LocalJob, environment, expand
@@ -72,7 +73,7 @@ class _Replicas:
             _log(f"/status of each replica: 127.0.0.1, port {', '.join(map(str, self._agent_ports))}")
         if self._job.ignored:
             _log(f"no effect on this machine: {', '.join(self._job.ignored)}")
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, *hang_up()):
             signal.signal(number, self._forward)
         if not all(self._start(index) for index in range(self._job.replicas)):
             self._code = contract.EXIT_SIGNAL + signal.SIGTERM
@@ -136,7 +137,8 @@ class _Replicas:
 
 def is_lost(job: LocalJob, code: int) -> bool:
     """Whether a replica ended as an evicted or killed pod does, and the others can continue with another."""
-    return job.runs_dtj and (code < 0 or code == contract.EXIT_STOPPED)
+    stopped = {contract.EXIT_STOPPED, contract.EXIT_SIGNAL + signal.SIGTERM}
+    return job.runs_dtj and (code < 0 or code in stopped)
 
 
 def words(job: LocalJob, env: Mapping[str, str]) -> list[str]:

@@ -18,12 +18,19 @@ from dtj.agent.rank import own_stacks
 from dtj.agent.rank.error_file import ErrorFile
 from dtj.agent.rank.log_lines import LogLines
 from dtj.agent.rank.main import Program, Wiring, become
+from dtj.agent.rank.process_usage import handles
 from dtj.agent.wire.outcome import Ending
 from dtj.agent.wire.protocol import RankState
 from dtj.telemetry.heartbeat import SharedHeartbeat
 
 _CHUNK_BYTES = 64 * 1024
 _STACKS_BYTES = 1024 * 1024  # 100 threads, 20 functions deep, write a tenth of this
+# Lightning, transformers and many scripts save and exit with 0 then, in the middle of training. Only a
+# program that uses dtj tells an agreed stop from its end.
+_LEFT_ON_REQUEST = (
+    "the program exited with code 0 after SIGTERM, so it may not have finished: this counts as stopped, not "
+    "as done (exit code 143)"
+)
 
 
 @dataclass(kw_only=True)
@@ -37,6 +44,7 @@ class RankProcess:
     heartbeat  its progress, in shared memory
     error_file where torch's `@record` writes
     killed     the agent killed it
+    must_stop  its pod was asked to terminate
     uses_dtj   its program uses dtj: if asked to stop, it saves first
     holds      it has the run in memory and can join the next generation without a restart
     ready_in   the last generation for which it reported to be ready
@@ -55,6 +63,7 @@ class RankProcess:
     heartbeat: SharedHeartbeat
     generation: int
     killed: bool = False
+    must_stop: bool = False
     uses_dtj: bool = False
     holds: bool = False
     ready_in: int = 0
@@ -191,6 +200,14 @@ class RankProcess:
                 "reason": "Exception",
                 "at": datetime.now(UTC).isoformat(),
             }
+        if code == contract.EXIT_DONE and self.must_stop and not self.uses_dtj:
+            code = contract.EXIT_SIGNAL + signal.SIGTERM
+            self._failure = {
+                "message": _LEFT_ON_REQUEST,
+                "isForPeople": True,
+                "reason": "ExitCode",
+                "at": datetime.now(UTC).isoformat(),
+            }
         self.ending = self._ended(
             contract.EXIT_SIGNAL - code if code < 0 else code, signal_number=-code if code < 0 else None
         )
@@ -205,7 +222,12 @@ class RankProcess:
             os.kill(self.pid, own_stacks.ASK)
 
     def insist_on_stacks(self) -> None:
-        """Interrupt it for them, as it does not answer; see own_stacks.py for what that may cost."""
+        """Interrupt it for them, as it does not answer; see own_stacks.py for what that may cost.
+
+        Its program may have replaced itself by another one (exec), which the signal would kill.
+        """
+        if not handles(self.pid, own_stacks.INSIST):
+            return
         self.stacks_insisted += 1
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, own_stacks.INSIST)
@@ -227,7 +249,13 @@ class RankProcess:
         return int.from_bytes(fcntl.ioctl(self.stacks, termios.FIONREAD, bytes(4)), sys.byteorder)
 
     def kill_as_hung(self, message: str, *, is_shared: bool) -> None:
-        """Kill it for a hang that it caused, or that no rank is to blame for."""
+        """Kill it for a hang that it caused, or that no rank is to blame for.
+
+        If it has reported a failure, and a thread of its program keeps it alive, that failure is the cause.
+        """
+        if "exitCode" in self._failure:
+            self.kill()
+            return
         reason = "PeerLost" if is_shared else "Hang"
         self._failure = {"reason": reason, "message": message, "at": datetime.now(UTC).isoformat()}
         self.kill_group()

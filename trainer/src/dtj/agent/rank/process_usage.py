@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _PROC = Path("/proc")
+_HANDLED = b"\nSigCgt:"
 _FILE_BYTES = 16 * 1024  # larger than any file that is read here
 # Reading a process that exited just now fails, or returns a file without most of its fields.
 _ENDED = (FileNotFoundError, ProcessLookupError, ValueError)
@@ -106,6 +107,15 @@ def process_of(pid: int) -> Process | None:
         cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         return Process(parent=int(fields[1]), group=int(fields[2]), state=fields[0].decode(), cpu_s=cpu_s)
     return None
+
+
+def handles(pid: int, number: int) -> bool:
+    """Whether the process has a handler for this signal; True if that cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        file = _read(pid, "status")
+        handled = file[file.index(_HANDLED) + len(_HANDLED) :].split(maxsplit=1)[0]
+        return bool(int(handled, 16) >> (number - 1) & 1)
+    return True
 
 
 def _io_bytes(pid: int) -> int:

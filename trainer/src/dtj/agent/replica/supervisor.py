@@ -127,6 +127,7 @@ class Supervisor:
         """The pod was asked to terminate: signal every rank and start no more."""
         self._waiting.clear()
         for process in self.alive():
+            process.must_stop = process.must_stop or number == signal.SIGTERM
             process.signal(number)
 
     def kill(self) -> None:

@@ -1,5 +1,6 @@
 """Prints the lines of the ranks; on a terminal with a progress bar below them."""
 
+import contextlib
 import os
 import select
 import sys
@@ -72,19 +73,22 @@ class TerminalConsole:
 
     def write(self, fd: int, data: bytes) -> None:
         text = data.decode(errors="replace").removesuffix("\n")
-        self._bar.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        with contextlib.suppress(OSError):  # the terminal is gone
+            self._bar.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def progress(self, document: dict[str, Any]) -> None:
         if not document["totalSteps"]:
             return
-        if self._task is None:
-            self._bar.start()
-            self._task = self._bar.add_task("training", total=document["totalSteps"], note="")
-        note = f"loss {document['loss']:.4f}" if document["loss"] is not None else ""
-        self._bar.update(self._task, completed=document["step"] or 0, note=note, refresh=True)
+        with contextlib.suppress(OSError):
+            if self._task is None:
+                self._bar.start()
+                self._task = self._bar.add_task("training", total=document["totalSteps"], note="")
+            note = f"loss {document['loss']:.4f}" if document["loss"] is not None else ""
+            self._bar.update(self._task, completed=document["step"] or 0, note=note, refresh=True)
 
     def close(self) -> None:
-        self._bar.stop()
+        with contextlib.suppress(OSError):
+            self._bar.stop()
 
 
 def choose_console(*, as_json: bool, in_job: bool) -> Console:
