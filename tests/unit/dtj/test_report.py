@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import sys
 import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -13,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtj import contract
+from dtj.agent.rank import main
 from dtj.agent.wire import outcome
 from dtj.agent.wire.outcome import Ending
-from dtj.errors import is_peer_loss
+from dtj.errors import is_peer_loss, lost_peer
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -150,6 +152,33 @@ def test_short_message_is_left_whole() -> None:
 )
 def test_lost_peer_is_distinguished_from_the_rank_s_own_fault(error: Exception, expected: bool) -> None:
     assert is_peer_loss(error) is expected
+
+
+@pytest.mark.parametrize("link", ["__cause__", "__context__"])
+def test_error_that_the_program_raised_instead_of_it_is_a_lost_peer_too(link: str) -> None:
+    """`except Exception as error: raise StepError from error`, or `sys.exit(1)` there."""
+    lost, between, error = RuntimeError("gloo: Connection closed by peer"), KeyError("loss"), ValueError()
+    setattr(error, link, between)
+    between.__context__ = lost
+    assert lost_peer(error) is lost
+    lost.args = ("the loss is too large",)
+    lost.__context__ = error  # a circle, as `raise error from error` makes it
+    assert lost_peer(error) is None
+
+
+def test_rank_that_exits_because_it_lost_a_peer_is_not_the_cause() -> None:
+    def program() -> None:
+        loop = asyncio.new_event_loop()
+        native = loop.create_future()
+        native.set_exception(RuntimeError("gloo: Connection closed by peer"))
+        try:
+            native.result()
+        except RuntimeError:
+            sys.exit(1)
+        finally:
+            loop.close()
+
+    assert main._run(program) == contract.EXIT_PEER_LOST
 
 
 def test_error_that_the_program_raises_itself_is_its_own_fault() -> None:

@@ -100,6 +100,25 @@ def package(name: str, what: str, *, fix: str) -> Any:
 
 def is_peer_loss(error: BaseException) -> bool:
     """The error is a consequence of a lost peer: a collective failed because another rank is gone."""
+    return lost_peer(error) is not None
+
+
+def lost_peer(error: BaseException) -> BaseException | None:
+    """The error of a failed collective from which this one follows: itself, or what was being handled then.
+
+    A program may catch it and raise another one, or exit; None if no peer was lost.
+    """
+    seen: set[int] = set()  # `raise error from error` makes a circle
+    found: BaseException | None = error
+    while found is not None and id(found) not in seen:
+        if _says_peer_lost(found):
+            return found
+        seen.add(id(found))
+        found = found.__cause__ or found.__context__
+    return None
+
+
+def _says_peer_lost(error: BaseException) -> bool:
     if not isinstance(error, RuntimeError) or not _PEER_LOST.search(text := str(error)):
         return False
     is_torchs = type(error).__name__ in _TYPES and type(error).__module__.startswith("torch")

@@ -21,7 +21,7 @@ from dtj.agent.child_process import detach
 from dtj.agent.rank import cuda, heap, optimizer_steps, own_stacks
 from dtj.agent.wire import outcome
 from dtj.copies import slot
-from dtj.errors import DtjError, Stopped, is_peer_loss
+from dtj.errors import DtjError, Stopped, lost_peer
 from dtj.ranks import control_pipe
 from dtj.telemetry import heartbeat, report_pipe
 from dtj.telemetry.heartbeat import SharedHeartbeat
@@ -111,9 +111,12 @@ def _run(program: Program) -> int:
     except SystemExit as end:
         code = _code_of(end)
         has_stopped = isinstance(end, Stopped) or isinstance(end.__context__, Stopped)
-        if code != contract.EXIT_DONE and not (has_stopped and code == contract.EXIT_STOPPED):
-            # Report now: its exit functions may take longer than the other ranks live.
-            _report(end.code if isinstance(end.code, str) else "", code=code, reason="ExitCode")
+        if code == contract.EXIT_DONE or (has_stopped and code == contract.EXIT_STOPPED):
+            return code
+        if not has_stopped and (lost := lost_peer(end)):
+            return _report_lost(lost)
+        # Report now: its exit functions may take longer than the other ranks live.
+        _report(end.code if isinstance(end.code, str) else "", code=code, reason="ExitCode")
         return code
     except KeyboardInterrupt:
         return contract.EXIT_SIGNAL + signal.SIGINT
@@ -122,15 +125,21 @@ def _run(program: Program) -> int:
         _report(str(error), code=error.exit_code, reason=error.reason, is_for_people=True)
         return error.exit_code
     except BaseException as error:  # noqa: BLE001 - the user's program may raise anything
-        if is_peer_loss(error):
-            print(f"dtj: lost a peer: {error}", file=sys.stderr)  # a traceback would only show a wait
-            _report(f"lost a peer: {error}", code=contract.EXIT_PEER_LOST, reason="PeerLost")
-            return contract.EXIT_PEER_LOST
+        lost = lost_peer(error)
         text = "".join(traceback.format_exception(_without_our_frames(error)))
-        print(text, end="", file=sys.stderr)
+        if error is not lost:  # a traceback would only show a wait
+            print(text, end="", file=sys.stderr)
+        if lost:
+            return _report_lost(lost)
         _report(text, code=1, reason="Exception")
         return 1
     return 0
+
+
+def _report_lost(error: BaseException) -> int:
+    print(f"dtj: lost a peer: {error}", file=sys.stderr)
+    _report(f"lost a peer: {error}", code=contract.EXIT_PEER_LOST, reason="PeerLost")
+    return contract.EXIT_PEER_LOST
 
 
 def _code_of(end: SystemExit) -> int:
