@@ -108,6 +108,26 @@ def test_file_that_cannot_be_written_is_rejected_when_opened(tmp_path: Path) -> 
         metric_files.read(tmp_path / "nothing")
 
 
+def test_full_disk_does_not_keep_a_run_from_starting(capsys: pytest.CaptureFixture[str]) -> None:
+    metric_files.open_for("/dev/full", step=0).write(READING)
+    assert "--metrics /dev/full cannot be written: No space left on device; training continues" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("name", ["run.jsonl", "run.csv", "tensorboard:events"])
+def test_run_that_starts_again_writes_as_soon_as_it_can(tmp_path: Path, name: str) -> None:
+    """A volume that went read-only, for example, does not end a run that can do without."""
+    kind, colon, file = name.rpartition(":")
+    folder = tmp_path / "folder"
+    folder.touch()
+    written = metric_files.open_for(f"{kind}{colon}{folder / file}", step=3)
+    written.write(READING)
+    folder.unlink()
+    written.write(READING | {"step": 5})
+    assert (folder / file).exists()
+
+
 def test_lines_that_are_not_of_a_run_are_left_out(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     file.write_bytes(b'3\n[1]\nnull\n\xff\xfe\n{"step": 1}\n{"step": 2, "metrics": {}}\n{"step": 3, "met')

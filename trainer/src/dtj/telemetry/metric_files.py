@@ -4,13 +4,15 @@ run.jsonl             JSON lines, for `dtj plot`; also for any other file name
 run.csv               a table, one row per logged step
 tensorboard:runs/a    a folder of event files
 
-Write errors after the file was opened are ignored: a full disk loses lines, but does not stop the run.
+Write errors are ignored: a full disk loses lines, but neither stops the run nor keeps it from starting again.
 """
 
 import contextlib
 import csv
+import errno
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,8 @@ from dtj.errors import RecipeError, package
 TENSORBOARD = "tensorboard:"
 # Fields of a line that are not curves.
 _NOT_CURVES = ("step", "totalSteps", "epoch", "etaSeconds", "metrics")
+# Errors that may pass; after any other the target is wrong.
+_PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT}
 
 
 class MetricFile(Protocol):
@@ -38,9 +42,8 @@ class JsonLines:
 
     def __init__(self, path: Path, *, step: int) -> None:
         self._path = path
-        with _named(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._append({"event": "start", "step": step})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._append({"event": "start", "step": step})
 
     def write(self, reading: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
@@ -56,11 +59,10 @@ class Table:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with _named(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
-            with path.open(newline="", encoding="utf-8") as file:
-                self._columns = next(csv.reader(file), [])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        with path.open(newline="", encoding="utf-8") as file:
+            self._columns = next(csv.reader(file), [])
 
     def write(self, reading: dict[str, Any]) -> None:
         own = {"step": reading["step"], "epoch": reading["epoch"]}
@@ -93,8 +95,7 @@ class TensorBoard:
             f"--metrics {TENSORBOARD}... needs the package tensorboard, which is not installed",
             fix="pip install tensorboard, or write a .jsonl or .csv file",
         )
-        with _named(folder):
-            self._writer: Any = tensorboard.SummaryWriter(folder, purge_step=step + 1 if step else None)
+        self._writer: Any = tensorboard.SummaryWriter(folder, purge_step=step + 1 if step else None)
 
     def write(self, reading: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
@@ -114,11 +115,35 @@ def absolute(target: str) -> str:
     return f"{kind}{colon}{Path(path).resolve()}"
 
 
+class Unopened:
+    """A target that cannot be opened now; each line tries again."""
+
+    def __init__(self, target: str, *, step: int) -> None:
+        self._target, self._step = target, step
+        self._file: MetricFile | None = None
+
+    def write(self, reading: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            self._file = self._file or _open(self._target, step=self._step)
+            self._file.write(reading)
+
+
 def open_for(target: str, *, step: int) -> MetricFile:
-    """Open a target of `--metrics`; RecipeError if it cannot be written.
+    """Open a target of `--metrics`; RecipeError if a run that begins cannot write to it, whenever it tries.
 
     step  after which training continues
     """
+    try:
+        return _open(target, step=step)
+    except OSError as error:
+        what = f"--metrics {target.removeprefix(TENSORBOARD)} cannot be written: {error.strerror}"
+        if step == 0 and error.errno not in _PASSING:
+            raise RecipeError(what, fix="choose a file in a writable folder") from error
+        print(f"dtj: {what}; training continues, each line tries again", file=sys.stderr, flush=True)
+        return Unopened(target, step=step)
+
+
+def _open(target: str, *, step: int) -> MetricFile:
     if target.startswith(TENSORBOARD):
         return TensorBoard(Path(target.removeprefix(TENSORBOARD)), step=step)
     if target.endswith(".csv"):
@@ -147,13 +172,3 @@ def read(path: Path) -> list[dict[str, Any]]:
             f"{path} has no logged steps", fix="train with --metrics FILE.jsonl and pass that file"
         )
     return found
-
-
-@contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RecipeError(
-            f"--metrics {path} cannot be written: {error.strerror}", fix="choose a file in a writable folder"
-        ) from error
