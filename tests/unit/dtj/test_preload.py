@@ -1,10 +1,15 @@
 """What the agent prepares once for its ranks."""
 
 import gc
+import os
+import tempfile
+from pathlib import Path
 
 import pytest
 
+from dtj.agent.rank import preload as module
 from dtj.agent.rank.preload import preload
+from dtj.errors import RecipeError
 
 
 def test_forked_ranks_share_what_was_imported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,3 +28,19 @@ def test_forked_ranks_share_what_was_imported(monkeypatch: pytest.MonkeyPatch) -
         assert gc.isenabled()
     finally:
         gc.unfreeze()
+
+
+def test_pod_without_a_folder_for_temporary_files_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def none() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    monkeypatch.setenv("TMPDIR", "/nowhere")
+    monkeypatch.setattr(module, "_SHARED_MEMORY", str(tmp_path))
+    module._find_temporary_folder()
+    assert os.environ["TMPDIR"] == str(tmp_path)
+    monkeypatch.setattr(module, "_SHARED_MEMORY", str(tmp_path / "nothing"))
+    with pytest.raises(RecipeError, match=r"no folder for temporary files is writable.*\n  fix: mount a"):
+        module._find_temporary_folder()

@@ -7,7 +7,9 @@ import os
 import tempfile
 
 from dtj import contract
+from dtj.errors import RecipeError
 
+_SHARED_MEMORY = "/dev/shm"
 # DDP and the optimizers load torch._dynamo; to load a sharded state, also a copy in memory, needs `sharded`;
 # `start` is what dtj.init loads, with all strategies.
 MODULES = (
@@ -52,8 +54,16 @@ def share_with_forks() -> None:
 
 
 def _find_temporary_folder() -> None:
-    """Importing torch needs one; in a pod with a read-only root only shared memory may be writable."""
+    """Importing torch needs one; in a pod with a read-only root only shared memory may be writable.
+
+    RecipeError if that is read-only, too.
+    """
     try:
         tempfile.gettempdir()
-    except FileNotFoundError:
-        os.environ["TMPDIR"] = "/dev/shm"
+    except FileNotFoundError as error:
+        if not os.access(_SHARED_MEMORY, os.W_OK | os.X_OK):
+            raise RecipeError(
+                f"no folder for temporary files is writable, neither /tmp nor {_SHARED_MEMORY}",
+                fix="mount a volume at /tmp (emptyDir: {}), or set TMPDIR to a folder that can be written",
+            ) from error
+        os.environ["TMPDIR"] = _SHARED_MEMORY
