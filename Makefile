@@ -42,7 +42,7 @@ integration e2e: export DTJ_TEST_KUBERNETES = $(K8S)
 integration: ## tests against a real kube-apiserver and etcd; of another version: make integration K8S=1.36
 	$(RUN) tests.suites integration
 
-e2e: ## tests on a three-node cluster with our images and our chart; with a newer control plane: make e2e K8S=1.36
+e2e: ## tests on a four-node cluster with our images and our chart; with a newer control plane: make e2e K8S=1.36
 	$(RUN) tests.suites e2e
 
 gpu: ## tests on a GPU; skipped with the reason where torch finds none
@@ -90,7 +90,7 @@ ADVISORIES ?=
 audit: ## look up all locked Python packages in PyPI's advisories, or in a copy: make audit ADVISORIES=folder
 	$(RUN) tests.release.audit $(if $(ADVISORIES),--advisories $(ADVISORIES))
 
-cluster: ## create the three-node cluster, or reuse the existing one
+cluster: ## create the four-node cluster, or reuse the existing one
 	$(RUN) tests.cluster create
 
 cluster-delete: ## remove the cluster and everything created with it

@@ -9,7 +9,7 @@
     engine        docker or podman, whichever works; podman is installed if neither does
     rootfs        base images, built from Debian packages if no image registry is reachable
     node_image    the kind node image, pulled or built
-    kind, cni     the three-node cluster itself; health decides what state it is in
+    kind, cni     the four-node cluster itself; health decides what state it is in
     images, load  our own images: built, and loaded into the nodes
     install       all of the above and the operator: the demo, e2e tests and benchmarks start here
     faults        a node loses power, a rank is killed

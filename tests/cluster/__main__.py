@@ -11,7 +11,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="verb")
 
-    verb = verbs.add_parser("create", help="create the three-node cluster, or reuse the existing one")
+    verb = verbs.add_parser("create", help="create the four-node cluster, or reuse the existing one")
     verb.set_defaults(run=create)
 
     verb = verbs.add_parser("delete", help="remove the cluster and everything created with it")

@@ -17,6 +17,7 @@ STOCK_NODE_IMAGE = (
     "docker.io/kindest/node:v1.35.8@sha256:07b2536e30b803ed61d1677a79df6115f798ce64c80f9e22f6ed45afd09323c0"
 )
 WORKERS = 2
+SPARE = "dtj.dev/spare"  # label and taint of one more worker, which tests may break beside other tests
 POD_NETWORK = "10.244.0.0/16"
 SHARED_FOLDER = "/var/lib/dtj-shared"  # mounted in every node, in place of shared storage
 IMAGES = {

@@ -27,9 +27,9 @@ def with_operator() -> Kubectl:
     return cluster.kubectl
 
 
-def into(cluster: Cluster) -> None:
-    """Load the images and install the operator in a cluster that is ready."""
-    load.load(cluster, images.build())
+def into(cluster: Cluster, *, spare: bool = False) -> None:
+    """Load the images, if wanted into the spare node too, and install the operator; the cluster is ready."""
+    load.load(cluster, images.build(), spare=spare)
     deploy(cluster.kubectl)
 
 

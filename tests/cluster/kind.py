@@ -1,4 +1,4 @@
-"""Creates, reuses, repairs, recreates and removes the three-node cluster."""
+"""Creates, reuses, repairs, recreates and removes the four-node cluster."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from tests.support.kubectl import Json, Kubectl
 from tests.support.ports import published_port
 
 KEY_LABEL = "dtj.dev/cluster-key"  # on every node: a hash of what the cluster was created from
-GIB = 6  # three nodes with their unpacked images, before any of ours
+GIB = 8  # four nodes with their unpacked images, before any of ours
 READY_WITHIN_S = 300.0
 PATIENCE_S = 60.0  # for nodes that were just unpaused or restarted
 HANGS_S = 120.0  # without an answer for this long, a node or API server is dead; a busy machine is slow
@@ -33,13 +33,19 @@ class Cluster:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The nodes by kind's names, the control plane first."""
-        more = (f"{self.name}-worker{number}" for number in range(2, config.WORKERS + 1))
+        """The nodes by kind's names: the control plane, the workers, the spare one."""
+        more = (f"{self.name}-worker{number}" for number in range(2, config.WORKERS + 2))
         return (f"{self.name}-control-plane", f"{self.name}-worker", *more)
 
     @property
     def workers(self) -> tuple[str, ...]:
-        return self.nodes[1:]
+        """The nodes that run any pods."""
+        return self.nodes[1:-1]
+
+    @property
+    def spare(self) -> str:
+        """A node that runs only pods that tolerate its taint: a test may break it while other tests run."""
+        return self.nodes[-1]
 
     @property
     def runtime(self) -> Engine:
@@ -94,6 +100,15 @@ def borrow(kubeconfig: Path) -> Cluster:
             fix="check it with kubectl, or unset the variable to create a cluster",
         )
     return cluster
+
+
+def of_checkout() -> Cluster:
+    """Return the cluster that `create` has made, whatever its state."""
+    borrowed = config.borrowed_kubeconfig()
+    if borrowed is not None:
+        return borrow(borrowed)
+    runtime = engine.find()
+    return ours(runtime, node_image.ensure(runtime))
 
 
 def ours(runtime: Engine, image: node_image.NodeImage | None) -> Cluster:
@@ -171,13 +186,13 @@ def answers(kubectl: Kubectl) -> bool:
 
 def make(cluster: Cluster, image: node_image.NodeImage) -> None:
     """Create the cluster and wait until it can run pods."""
-    proc.need_disk(Path("/var"), GIB, what="a three-node cluster")
+    proc.need_disk(Path("/var"), GIB, what="a cluster of four nodes")
     cluster.kubeconfig.parent.mkdir(parents=True, exist_ok=True)
     shared_folder().mkdir(parents=True, exist_ok=True)
     shared_folder().chmod(0o1777)  # pods write under any user id
     if not Path("/lib/modules").exists():
         Path("/lib/modules").mkdir()  # kind mounts it; a kernel without modules has no such folder
-    with proc.timed(f"cluster {cluster.name}: three nodes (about 60 s)"):
+    with proc.timed(f"cluster {cluster.name}: four nodes (about 60 s)"):
         settings = kind_config(cluster, key(cluster, image), port=published_port())
         try:
             kind(
@@ -241,12 +256,20 @@ def kind_config(cluster: Cluster, made_of: str, *, port: int) -> str:
     """The configuration for kind, in JSON, because that is YAML too; `port` is the API server's here."""
     mount = {"hostPath": str(shared_folder()), "containerPath": config.SHARED_FOLDER}
     node = {"extraMounts": [mount], "labels": {KEY_LABEL: made_of}}
-    roles = ["control-plane"] + ["worker"] * config.WORKERS
     # Otherwise a kubelet of 1.35 refuses to start on cgroup v1.
     kubelet = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "failCgroupV1": False,
+    }
+    taint = {
+        "kind": "JoinConfiguration",
+        "nodeRegistration": {"taints": [{"key": config.SPARE, "effect": "NoSchedule"}]},
+    }
+    spare = {
+        **node,
+        "labels": {**node["labels"], config.SPARE: ""},
+        "kubeadmConfigPatches": [json.dumps(taint)],
     }
     return json.dumps(
         {
@@ -258,7 +281,11 @@ def kind_config(cluster: Cluster, made_of: str, *, port: int) -> str:
                 "apiServerPort": port,
             },
             "kubeadmConfigPatches": [json.dumps(kubelet)],
-            "nodes": [{"role": role, **node} for role in roles],
+            "nodes": [
+                {"role": "control-plane", **node},
+                *([{"role": "worker", **node}] * config.WORKERS),
+                {"role": "worker", **spare},
+            ],
         }
     )
 

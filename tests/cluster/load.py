@@ -1,7 +1,7 @@
-"""Loads locally built images into the worker nodes; the control plane runs none of them.
+"""Loads locally built images into nodes; the control plane runs none of them.
 
-The archive is written once, to the folder that all nodes mount, and all workers read it in parallel.
-Sending it to each worker through `exec` took twice as long.
+The archive is written once, to the folder that all nodes mount, and they read it in parallel.
+Sending it to each of them through `exec` took twice as long.
 """
 
 from collections.abc import Mapping
@@ -13,22 +13,24 @@ from tests.cluster.errors import ClusterError
 from tests.cluster.kind import Cluster
 
 LABEL = "dtj.dev/image-id"  # on a node's image: the id of its source in the engine's storage
-GIB = 3  # per image: its archive and, in every worker, contents and unpacked files
+GIB = 4  # per image: its archive and, on every node, contents and unpacked files
 
 
-def load(cluster: Cluster, images: Mapping[str, str]) -> None:
+def load(cluster: Cluster, images: Mapping[str, str], *, spare: bool = False) -> None:
     """Load these images into the workers that lack them.
 
     images  name on the nodes -> name in the engine's storage
+    spare   into the spare node too
     """
     if cluster.engine is None:
         proc.say("DTJ_TEST_KUBECONFIG is set: that cluster must be able to pull " + " and ".join(images))
         return
+    nodes = (*cluster.workers, cluster.spare) if spare else cluster.workers
     for image, source in images.items():
         wanted = cluster.engine.image_id(source)
         if wanted is None:
             raise ClusterError(f"image {source} not found in {cluster.engine.name}", fix="make images")
-        lacking = [node for node in cluster.workers if id_on(cluster.engine, node, image) != wanted]
+        lacking = [node for node in nodes if id_on(cluster.engine, node, image) != wanted]
         if lacking:
             transfer(cluster.engine, image, source, lacking)
 

@@ -1,6 +1,6 @@
 """Enforces the NetworkPolicies of a namespace for a while. The network of our own node image enforces none.
 
-Each node runs go/network-policies as a unit of systemd.
+Each worker runs go/network-policies as a unit of systemd.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ def enforced(cluster: Cluster, namespace: str) -> Iterator[None]:
     runtime, program = cluster.runtime, tools.ensure(NAME)[NAME]
     credentials = kind.kind(cluster, "get", "kubeconfig", "--internal", "--name", cluster.name)
     with contextlib.ExitStack() as stack:
-        for node in cluster.nodes:
+        for node in cluster.workers:
             runtime.works("exec", node, "systemctl", "stop", NAME)  # left by an interrupted run
             runtime("cp", program, f"{node}:{PROGRAM}")
             stack.callback(runtime, "exec", node, "rm", PROGRAM, CREDENTIALS)

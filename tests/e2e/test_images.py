@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster import config, engine, images
 
-pytestmark = pytest.mark.exclusive  # the second build is made while exclusive tests wait for nodes
+pytestmark = pytest.mark.exclusive  # the second build is made while the others wait for pods
 
 
 def test_operator_image_has_at_most_150_mb():

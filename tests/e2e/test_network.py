@@ -6,7 +6,8 @@ import contextlib
 
 import pytest
 
-from tests.cluster import faults, kind
+from tests.cluster import faults
+from tests.cluster.kind import Cluster
 from tests.e2e.conftest import no_other_placement, workload_job
 from tests.e2e.test_healing import uids
 from tests.e2e.test_recovery import steps_done
@@ -18,7 +19,7 @@ CUT = {"first": 0, "last": 3}  # job -> the replica that its other replicas lose
 
 def spread_job(name: str) -> Json:
     """Four replicas, two on each worker."""
-    manifest = workload_job(name, "--steps=100000", "--step-s=0.2", recovery={"scope": "Replica"})
+    manifest = workload_job(name, "--steps=100000", "--step-s=0.5", recovery={"scope": "Replica"})
     manifest["spec"]["replicas"] = 4
     manifest["spec"]["template"]["spec"]["topologySpreadConstraints"] = [
         {
@@ -33,7 +34,7 @@ def spread_job(name: str) -> Json:
 
 
 @pytest.mark.long(190)
-def test_isolated_replica_is_replaced(kubectl: Kubectl):
+def test_isolated_replica_is_replaced(cluster: Cluster, kubectl: Kubectl):
     """Only the operator still reaches all pods; meanwhile the other replicas keep their state in memory."""
     with no_other_placement():
         for name in CUT:
@@ -47,7 +48,7 @@ def test_isolated_replica_is_replaced(kubectl: Kubectl):
     with contextlib.ExitStack() as cuts:
         for name, lone in CUT.items():
             pods = [kubectl.get("pod", f"{name}-{index}") or {} for index in range(4)]
-            cuts.enter_context(faults.cut_off(kind.create(), pods.pop(lone), pods))
+            cuts.enter_context(faults.cut_off(cluster, pods.pop(lone), pods))
         jobs = {name: kubectl.until("dtj", name, recovered, within_s=300) for name in CUT}
 
     for name, lone in CUT.items():

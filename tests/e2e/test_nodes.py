@@ -5,21 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 
-from tests.cluster import faults
+from tests.cluster import config, faults
 from tests.cluster.kind import Cluster
 from tests.e2e.conftest import workload_job
+from tests.e2e.test_healing import uids
 from tests.e2e.test_recovery import steps_done
 from tests.support.kubectl import Json, Kubectl
 from tests.support.predicates import condition, phase
 
-OURS = "dtj.dev/job-name"
 
-
-@pytest.mark.exclusive
-@pytest.mark.long(50)
+@pytest.mark.long(60)
 @pytest.mark.parametrize("fault", [faults.without_power, faults.paused])
 def test_job_moves_off_a_lost_node(
     cluster: Cluster,
@@ -27,14 +26,13 @@ def test_job_moves_off_a_lost_node(
     runs: Json,
     fault: Callable[[Cluster, str], AbstractContextManager[None]],
 ):
-    recovery = {"avoidNodeAfterFaults": 1}
-    kubectl.apply(
-        workload_job("moving", "--steps=100000", "--step-s=0.2", checkpoint=runs, recovery=recovery)
-    )
+    kubectl.apply(job_on_the_spare_node("moving", checkpoint=runs, recovery={"avoidNodeAfterFaults": 1}))
     kubectl.until("dtj", "moving", phase("Running"), within_s=120)
-    kubectl.follow("moving-1", "did step 12 ")
-    before = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in kubectl.list("pods", OURS)}
-    lost = node_of(kubectl, "moving-1")
+    for name in ("moving-0", "moving-1"):
+        kubectl.follow(name, "did step 12 ")
+    before = uids(kubectl, "moving")
+    lost = cluster.spare
+    (moved,) = [name for name in before if node_of(kubectl, name) == lost]
 
     with fault(cluster, lost):
         job = kubectl.until("dtj", "moving", recovered(disruptions=1), within_s=240)
@@ -44,14 +42,33 @@ def test_job_moves_off_a_lost_node(
         assert "the agent is silent and the node's Lease expired" in job["status"]["failure"]["message"]
         assert job["status"]["restarts"]["counted"] == 0, "a lost node does not count as a restart"
         assert [each["node"] for each in job["status"]["avoidedNodes"]] == [lost]
-        kubectl.follow("moving-1", "did step ")
-        assert min(steps_done(kubectl, "moving-1")) > 5, "the new pod resumed from the checkpoint"
-        assert lost not in (node_of(kubectl, "moving-0"), node_of(kubectl, "moving-1"))
+        kubectl.follow(moved, "did step ")
+        assert min(steps_done(kubectl, moved)) > 5, "the new pod resumed from the checkpoint"
+        assert lost not in {node_of(kubectl, name) for name in before}
 
-    after = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in kubectl.list("pods", OURS)}
-    assert after["moving-1"] != before["moving-1"]
-    until_dead(cluster, lost, before["moving-1"])
+    assert uids(kubectl, "moving")[moved] != before[moved]
+    until_dead(cluster, lost, before[moved])
     assert condition("Healthy")(kubectl.get("dtj", "moving") or {})
+
+
+def job_on_the_spare_node(name: str, **spec: Any) -> Json:
+    """Return a job of two replicas on two nodes, of which one is the spare one while that is there."""
+    job = workload_job(name, "--steps=100000", "--step-s=0.2", **spec)
+    on_spare = {"matchExpressions": [{"key": config.SPARE, "operator": "Exists"}]}
+    apart = {
+        "labelSelector": {"matchLabels": {"dtj.dev/job-name": name}},
+        "topologyKey": "kubernetes.io/hostname",
+    }
+    job["spec"]["template"]["spec"] |= {
+        "tolerations": [{"key": config.SPARE, "operator": "Exists"}],
+        "affinity": {
+            "nodeAffinity": {
+                "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": on_spare}]
+            },
+            "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]},
+        },
+    }
+    return job
 
 
 def until_dead(cluster: Cluster, node: str, uid: str, within_s: float = 60) -> None:

@@ -26,6 +26,7 @@ KEPT = "localhost/dtj-test/kept:1"
 FLAGS = (f"--namespace={install.NAMESPACE}", "--wait", "--timeout=600s")
 
 
+@pytest.mark.long(60)
 @pytest.mark.timeout(1800)  # both images are compressed, pushed and pulled: 1.2 GB
 def test_training_survives_an_upgrade_an_uninstall_and_the_installation_of_a_release(
     cluster: Cluster, kubectl: Kubectl, installed: Kubectl, released: Future[Release]

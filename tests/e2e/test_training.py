@@ -69,7 +69,7 @@ def test_strategies_have_the_losses_of_a_single_process(kubectl: Kubectl):
         job = jobs[name]
         args = job["spec"]["template"]["spec"]["containers"][0]["args"]
         args.insert(1, "--log-every=1")
-        args += ["kilobytes=40", "layers=2", "width=64", "context=32"]
+        args += ["kilobytes=40", "layers=2", "width=64", "context=32", "sample=8"]
         kubectl.apply(job)
         kubectl.until("dtj", name, condition("Complete"), within_s=300)
         log = kubectl("logs", f"{name}-0")

@@ -20,4 +20,4 @@ def test_this_process_and_the_whole_machine_are_counted():
     before = spent = used()
     while not ((spent := used() - before).own["benchmark"] and spent.all_s):  # each has its own clock tick
         sum(range(100_000))
-    assert spent.own["benchmark"] > 0 and spent.all_s > 0
+    assert min(spent.own["benchmark"], spent.all_s) > 0
