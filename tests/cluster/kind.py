@@ -255,7 +255,8 @@ def kind(cluster: Cluster, *args: str | Path, stdin: str | None = None) -> str:
 def kind_config(cluster: Cluster, made_of: str, *, port: int) -> str:
     """The configuration for kind, in JSON, because that is YAML too; `port` is the API server's here."""
     mount = {"hostPath": str(shared_folder()), "containerPath": config.SHARED_FOLDER}
-    node = {"extraMounts": [mount], "labels": {KEY_LABEL: made_of}}
+    labels = {KEY_LABEL: made_of}
+    node = {"extraMounts": [mount], "labels": labels}
     # Otherwise a kubelet of 1.35 refuses to start on cgroup v1.
     kubelet = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -266,11 +267,7 @@ def kind_config(cluster: Cluster, made_of: str, *, port: int) -> str:
         "kind": "JoinConfiguration",
         "nodeRegistration": {"taints": [{"key": config.SPARE, "effect": "NoSchedule"}]},
     }
-    spare = {
-        **node,
-        "labels": {**node["labels"], config.SPARE: ""},
-        "kubeadmConfigPatches": [json.dumps(taint)],
-    }
+    spare = {"labels": {**labels, config.SPARE: ""}, "kubeadmConfigPatches": [json.dumps(taint)]}
     return json.dumps(
         {
             "apiVersion": "kind.x-k8s.io/v1alpha4",
@@ -284,7 +281,7 @@ def kind_config(cluster: Cluster, made_of: str, *, port: int) -> str:
             "nodes": [
                 {"role": "control-plane", **node},
                 *([{"role": "worker", **node}] * config.WORKERS),
-                {"role": "worker", **spare},
+                {"role": "worker", **node, **spare},
             ],
         }
     )
