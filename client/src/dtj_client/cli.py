@@ -33,7 +33,7 @@ from dtj_client.cli_ui import ui
 from dtj_client.convert import convert as converted
 from dtj_client.convert import text_of
 from dtj_client.doctor import Finding, Result, examine
-from dtj_client.errors import ClientError, GoneError
+from dtj_client.errors import ClientError, GoneError, Patience
 from dtj_client.job import FINAL, Job
 from dtj_client.kubectl import KIND, Kubectl, parse_indices
 from dtj_client.progress import bar
@@ -97,16 +97,19 @@ def status(kubectl: Kubectl, name: str | None, output: str | None) -> None:
 @click.pass_obj
 def top(kubectl: Kubectl, every: float) -> None:
     """Show a live table of the jobs with their rate and what is wrong; once, if not on a terminal."""
-    live = sys.stdout.isatty()
+    jobs, patience, problem = kubectl.jobs(), Patience(), ""
+    if not sys.stdout.isatty():
+        click.echo("\n".join(table(jobs, datetime.now(UTC), sys.maxsize)))
+        return
     while True:
         size = shutil.get_terminal_size()
-        lines = table(kubectl.jobs(), datetime.now(UTC), size.columns if live else sys.maxsize)
-        if not live:
-            click.echo("\n".join(lines))
-            return
+        lines = [*([problem] if problem else []), *table(jobs, datetime.now(UTC), size.columns)]
         click.clear()
-        click.echo("\n".join(list(lines)[: size.lines - 1]))
+        click.echo("\n".join(lines[: size.lines - 1]))
         time.sleep(every)
+        problem = "the cluster gives no answer; this is what it said last"
+        with patience.forgiving():
+            jobs, problem = kubectl.jobs(), ""
 
 
 @dtj.command(short_help="Find what keeps you from training here, and how to fix it.")

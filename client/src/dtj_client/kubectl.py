@@ -232,9 +232,13 @@ class Kubectl:
             raise self.error(said.text)
 
     def may(self, verb: str, kind: str) -> bool:
-        """Whether the user has a right in the namespace."""
-        words = self.command("auth", "can-i", verb, kind)
-        return subprocess.run(words, capture_output=True, check=False).returncode == 0
+        """Whether the user has a right in the namespace. Raises ClientError if kubectl cannot say."""
+        how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with self.start("auth", "can-i", verb, kind, **how) as process:
+            out, said = process.communicate()
+        if process.returncode and not out.startswith(b"no"):
+            raise self.error(said)
+        return process.returncode == 0
 
     def namespace(self) -> str:
         """The chosen namespace; in a pod without a kubeconfig that of the pod, as for kubectl."""
@@ -261,11 +265,11 @@ class Kubectl:
 
         Its notes, such as that there is nothing to list, come last.
         """
-        with heard() as said:
-            done = subprocess.run(self.command(*words), stderr=said.fileno(), check=False)
-        if done.returncode == -signal.SIGPIPE:  # as in: kubectl dtj get -o yaml | head
+        with heard() as said, self.start(*words, stderr=said.fileno()) as process:
+            process.wait()
+        if process.returncode == -signal.SIGPIPE:  # as in: kubectl dtj get -o yaml | head
             raise BrokenPipeError(errno.EPIPE, "the reader has closed the pipe")
-        if done.returncode:
+        if process.returncode:
             raise self.error(said.text)
         said.show()
 

@@ -1,19 +1,23 @@
 """How the command line is read."""
 
+import contextlib
 import io
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import click
 import pytest
 import yaml
 
 from dtj_client.cli import main
 from dtj_client.cli_shared import Duration, ended
-from dtj_client.errors import GoneError
+from dtj_client.errors import GoneError, UnreachableError
 from dtj_client.job import Job, Status
 from dtj_client.kubectl import Kubectl
 from dtj_client.logs import Line
@@ -233,10 +237,28 @@ def test_reader_that_has_enough_is_not_an_error(
 ) -> None:
     """As in `kubectl dtj get -o yaml | head`: the signal ends kubectl."""
     monkeypatch.setattr(Kubectl, "command", lambda _self, *words: list(words))
-    ended = subprocess.CompletedProcess([], -signal.SIGPIPE, stderr=b"")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
+    ended = SimpleNamespace(returncode=-signal.SIGPIPE, wait=lambda: None)
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: contextlib.nullcontext(ended))
     assert run("get", "-o", "yaml") == 1
     assert capsys.readouterr().err == ""
+
+
+def test_live_table_outlasts_a_cluster_that_gives_no_answer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[str | BaseException] = ["digits", UnreachableError("a"), "text", KeyboardInterrupt()]
+
+    def jobs(_: Kubectl) -> list[dict[str, dict[str, str]]]:
+        if isinstance(answer := answers.pop(0), BaseException):
+            raise answer
+        return [{"metadata": {"name": answer}}]
+
+    monkeypatch.setattr(Kubectl, "jobs", jobs)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    assert run("top") == 130
+    lines = click.unstyle(capsys.readouterr().out).splitlines()
+    assert [line.split()[0] for line in lines] == ["NAME", "digits", "the", "NAME", "digits", "NAME", "text"]
 
 
 @pytest.mark.parametrize("verb", ["delete", "stop"])

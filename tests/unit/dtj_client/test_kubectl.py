@@ -1,5 +1,6 @@
 """Choice of replicas, and what is said if kubectl cannot do something."""
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -80,6 +81,35 @@ def test_process_that_the_system_does_not_start(why: int, said: str, monkeypatch
         Kubectl(program="sh").run("version")
     with pytest.raises(ClientError, match=said):
         Kubectl(program="sh").send(b"", "exec")
+    with pytest.raises(ClientError, match=said):
+        Kubectl(program="sh").may("create", "pods")
+    with pytest.raises(ClientError, match=said):
+        Kubectl(program="sh").show("get")
+
+
+@pytest.mark.parametrize(
+    ("out", "said", "may"),
+    [
+        (b"yes\n", b"", True),
+        (b"no - no RBAC policy matched\n", b"Warning: a is not namespaced\n", False),
+        (b"", b"Unable to connect to the server: net/http: TLS handshake timeout", None),
+    ],
+)
+def test_cluster_without_an_answer_does_not_mean_a_missing_right(
+    out: bytes, said: bytes, may: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ended:
+        returncode = int(may is not True)
+
+        def communicate(self) -> tuple[bytes, bytes]:
+            return out, said
+
+    monkeypatch.setattr(Kubectl, "start", lambda *_, **__: contextlib.nullcontext(Ended()))
+    if may is None:
+        with pytest.raises(UnreachableError, match="kubectl cannot reach a cluster"):
+            Kubectl().may("create", "pods")
+    else:
+        assert Kubectl().may("create", "pods") is may
 
 
 def test_message_of_kubectl_is_read_by_a_process_with_many_open_files(

@@ -1,12 +1,18 @@
 """What the pages keep of jobs."""
 
 import json
+import threading
 from typing import Any
 
-from dtj_client.errors import ClientError
+import pytest
+
+from dtj_client.errors import ClientError, ForbiddenError, UnreachableError
 from dtj_client.kubectl import Kubectl
+from dtj_client.ui import agent as ui_agent
+from dtj_client.ui import watch
 from dtj_client.ui.agent import Agent
 from dtj_client.ui.cluster import Cluster
+from dtj_client.ui.feed import Feed
 
 
 def job(name: str, version: int) -> dict[str, Any]:
@@ -44,15 +50,54 @@ def test_nothing_is_kept_of_a_job_that_was_deleted() -> None:
     assert [set(each) for each in kept] == [{"uid-images"}] * 2
 
 
-def test_page_says_why_it_cannot_ask_an_agent() -> None:
-    class Full(Kubectl):
-        def may(self, verb: str, kind: str) -> bool:
-            return True
+def test_page_that_was_opened_while_the_cluster_gave_no_answer_shows_its_pods_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failures = {"pods": UnreachableError("no answer"), "events": ForbiddenError("you may not list events")}
+    shown = threading.Event()
 
+    class Slow(Kubectl):
+        def run(self, *words: str, given: str | None = None) -> str:
+            kind = words[-1].partition("?")[0].rpartition("/")[2]
+            if error := failures.get(kind):
+                raise error
+            return json.dumps({"metadata": {"resourceVersion": "1"}, "items": [job("digits-0", 1)]})
+
+        def command(self, *words: str) -> list[str]:
+            shown.set()
+            raise ClientError("no watch in this test")
+
+        def may(self, verb: str, kind: str) -> bool:
+            return False
+
+    monkeypatch.setattr(watch, "_RETRY_S", 0.0)
+    template = {"spec": {"containers": [{"name": "trainer"}]}}
+    feed = Feed(Slow(), job("digits", 1) | {"spec": {"template": template}})
+    feed.start()
+    assert feed.problems() == ["pods: no answer", "events: you may not list events"]
+    del failures["pods"]
+    assert shown.wait(60)
+    assert feed.problems() == ["events: you may not list events"]
+    assert [pod["metadata"]["name"] for pod in feed.pods] == ["digits-0"]
+    feed.stop()
+
+
+@pytest.mark.parametrize("knows", [True, False], ids=["the right is known", "the right is asked for"])
+def test_page_says_why_it_cannot_ask_an_agent(knows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And asks again: nothing was said about the rights of the user."""
+    asked = 0
+
+    class Full(Kubectl):
         def start(self, *words: str, **how: Any) -> Any:
-            agent.stop()
+            nonlocal asked
+            asked += 1
+            if asked == 2:
+                agent.stop()
             raise ClientError("kubectl cannot be started: Resource temporarily unavailable")
 
+    if knows:
+        monkeypatch.setattr(Kubectl, "may", lambda *_: True)
+    monkeypatch.setattr(ui_agent, "_RETRY_S", 0.0)
     agent = Agent(Full(), "digits-0")
     agent._forward()
-    assert agent.problem == "kubectl cannot be started: Resource temporarily unavailable"
+    assert (asked, agent.problem) == (2, "kubectl cannot be started: Resource temporarily unavailable")

@@ -64,12 +64,14 @@ class Agent:
                     self._port, self.problem = int(ready[1]), ""
 
     def _forward(self) -> None:
-        if not self._kubectl.may("create", "pods/portforward"):
-            self.problem = "you may not create pods/portforward here"
-            return
         words = ("port-forward", f"pod/{self._pod}", f":{AGENT_PORT}", "--address=127.0.0.1")
+        may = False
         while not self._stopped.is_set():
             try:
+                may = may or self._kubectl.may("create", "pods/portforward")
+                if not may:
+                    self.problem = "you may not create pods/portforward here"
+                    return
                 self._forward_once(*words)
             except ClientError as error:
                 self.problem = error.message

@@ -111,11 +111,11 @@ class Cluster:
             raise LookupError(f"There is no job {name} in {namespace}; it may have been deleted.")
         uid = job["metadata"]["uid"]
         with self._lock:
-            feed = self._feeds.get(uid)
-            if feed is None:
-                feed = self._feeds[uid] = Feed(self._kubectl.elsewhere(namespace), job)
-                feed.start()
+            known = self._feeds.get(uid)
+            feed = known or self._feeds.setdefault(uid, Feed(self._kubectl.elsewhere(namespace), job))
             feed.used = time.monotonic()
+        if known is None:  # a slow cluster must not keep the pages of other jobs waiting
+            feed.start()
         return job, feed
 
     def _remember(self, job: Json) -> None:

@@ -43,15 +43,12 @@ class Feed:
         self._logs: dict[tuple[int, ...], Log] = {}
         self._stopped = threading.Event()
         self._lock = threading.Lock()  # of the step times
-        self._problems: dict[str, ClientError] = {}
+        self._no_log: ClientError | None = None
 
     def start(self) -> None:
         """Read pods and Events once, then continue in threads."""
-        for what, each in (("pods", self._pods), ("events", self._events)):
-            try:
-                each.start()
-            except ClientError as error:
-                self._problems[what] = error
+        for each in (self._pods, self._events):
+            each.start(tries_again=True)
         self._agent.start()
         threading.Thread(target=self._keep_reading, daemon=True).start()
 
@@ -83,7 +80,8 @@ class Feed:
 
     def problems(self) -> list[str]:
         """What cannot be read."""
-        return [f"{what}: {error.message}" for what, error in list(self._problems.items())]
+        found = {"pods": self._pods.problem, "events": self._events.problem, "log of replica 0": self._no_log}
+        return [f"{what}: {error.message}" for what, error in found.items() if error]
 
     def log(self, replicas: Collection[int], after: int) -> list[Json]:
         """Lines of these replicas after this number. Raises ClientError."""
@@ -103,10 +101,9 @@ class Feed:
                     self._steps.see(answer, at, time.monotonic())
             try:
                 found = self._curves_log.after(self._read_to)
-                self._problems.pop("log of replica 0", None)
+                self._no_log = None
             except ClientError as error:
-                self._problems["log of replica 0"] = error
-                found = []
+                self._no_log, found = error, []
             if found:
                 self._read_to = found[-1][0]
                 new = of_lines(line for _, line in found)

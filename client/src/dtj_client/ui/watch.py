@@ -6,7 +6,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 
-from dtj_client.errors import ClientError
+from dtj_client.errors import ClientError, ForbiddenError
 from dtj_client.kubectl import Json, Kubectl
 
 _WATCH_S = 300  # then the objects are listed again
@@ -40,9 +40,20 @@ class Watch:
         self._stopped = threading.Event()
         self._process: subprocess.Popen[str] | None = None
 
-    def start(self) -> None:
-        """List the objects, then watch them in a thread. Raises ClientError if they cannot be listed."""
-        threading.Thread(target=self._keep, args=(self._list(),), daemon=True).start()
+    def start(self, *, tries_again: bool = False) -> None:
+        """List the objects, then watch them in a thread. Raises ClientError if they cannot be listed.
+
+        tries_again  `problem` says why they cannot be listed, until they can, unless the user lacks the right
+        """
+        listed_at = ""
+        try:
+            listed_at = self._list()
+        except ClientError as error:
+            if not tries_again:
+                raise
+            self.problem = error
+        if not isinstance(self.problem, ForbiddenError):
+            threading.Thread(target=self._keep, args=(listed_at,), daemon=True).start()
 
     def stop(self) -> None:
         """End the watch."""
@@ -62,8 +73,9 @@ class Watch:
 
     def _keep(self, listed_at: str) -> None:
         while not self._stopped.is_set():
-            with contextlib.suppress(ClientError, OSError):  # listing says why kubectl cannot be started
-                self._follow(listed_at)
+            if listed_at:
+                with contextlib.suppress(ClientError, OSError):  # listing says why kubectl cannot be started
+                    self._follow(listed_at)
             try:
                 listed_at = self._list()
                 self.problem = None
