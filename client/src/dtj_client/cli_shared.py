@@ -15,7 +15,7 @@ from dtj_client.events import of_kubelet
 from dtj_client.job import Job
 from dtj_client.kubectl import Kubectl
 from dtj_client.logs import Line
-from dtj_client.report import plain, pod_state
+from dtj_client.report import indented, plain, pod_state
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -157,5 +157,6 @@ def ended(job: Job, *, err: bool = False) -> int:
             _ = job.manifest
         except GoneError:  # with ttlSecondsAfterFinished
             verb = "events"
-    click.echo(f"  {status.message}\n  kubectl dtj {verb} {job.name} shows more", err=err)
+    said = [*indented(status.message), f"  kubectl dtj {verb} {job.name} shows more"]
+    click.echo("\n".join(said), err=err)
     return 1

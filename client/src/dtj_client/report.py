@@ -33,8 +33,7 @@ def report(job: Json, pods: Sequence[Json], now: datetime, said: str = "") -> It
     """
     name, status = job["metadata"]["name"], job.get("status") or {}
     yield f"{name}: {_headline(status, now)}"
-    if status.get("message"):
-        yield f"  {status['message']}"
+    yield from indented(status.get("message") or "")
     yield from _progress(status)
     yield from _goodput(status)
     yield from _replicas(job, pods)
@@ -51,7 +50,7 @@ def failures(job: Json) -> Iterator[str]:
         yield f"{job['metadata']['name']}: no failure so far"
     for failure in reversed(found):
         yield f"{failure.get('at', '')} {cause(failure)}".strip()
-        yield from _indented(failure, limit=None)
+        yield from indented(failure.get("message") or "")
 
 
 def age(seconds: float) -> str:
@@ -185,7 +184,8 @@ def _failure(status: Json, now: datetime) -> Iterator[str]:
         return
     when = since(failure.get("at"), now)
     yield f"  last failure: {cause(failure)}{f', {when} ago' if when else ''}"
-    yield from (f"  {line}" for line in _indented(failure, limit=LINES_OF_TRACEBACK))
+    said = [*indented(failure.get("message") or "")]
+    yield from (f"  {line}" for line in said[-LINES_OF_TRACEBACK:])
 
 
 def cause(failure: Json) -> str:
@@ -200,11 +200,9 @@ def cause(failure: Json) -> str:
     return f"{failure.get('reason')} of {who}{where}{code}"
 
 
-def _indented(failure: Json, *, limit: int | None) -> Iterator[str]:
-    """The last lines of the message."""
-    lines = str(failure.get("message", "")).rstrip().splitlines()
-    for line in lines if limit is None else lines[-limit:]:
-        yield f"  {plain(line)}"
+def indented(message: str) -> Iterator[str]:
+    """The lines of a message."""
+    yield from (f"  {plain(line)}" for line in message.rstrip().splitlines())
 
 
 def advice(name: str, status: Json) -> str:
@@ -225,7 +223,7 @@ def advice(name: str, status: Json) -> str:
         ):
             return f"remove the obstacle: {blocked.get('reason')}; kubectl dtj events {name} has the details"
         case "Running" if condition(status, "Healthy").get("status") == "False":
-            return f"{condition(status, 'Healthy').get('message')}"
+            return plain(str(condition(status, "Healthy").get("message")))
         case None:
             return f"if this lasts, check that the operator runs: {_OPERATOR}"
     return f"kubectl dtj logs -f {name}"

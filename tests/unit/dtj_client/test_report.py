@@ -207,6 +207,12 @@ def test_sidecar_is_not_the_state_of_a_pod_unless_it_does_not_start(
     assert f"  0        {state}" in shown({"phase": "Running"}, found)
 
 
+def test_message_of_others_changes_neither_the_terminal_nor_the_order_of_its_letters() -> None:
+    """Such as that of an admission webhook, which has several lines."""
+    status = {"phase": "Pending", "message": "denied:\n\x1b[2J\u202erule", "conditions": []}
+    assert shown(status).splitlines()[1:3] == ["  denied:", "  ?[2J?rule"]
+
+
 def test_age_is_written_as_kubectl_does() -> None:
     assert [age(s) for s in (5, 119, 200, 1800, 3 * 3600 + 60, 50 * 3600)] == [
         *("5s", "119s", "3m20s", "30m", "3h1m", "2d2h")

@@ -2,8 +2,9 @@
 
 import re
 
-# Control characters but tab and line feed, and half surrogate pairs, which UTF-8 cannot encode.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+# Control characters but tab and line feed; those that show a text in another order than it has; and half
+# surrogate pairs, which UTF-8 cannot encode.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:

@@ -23,6 +23,11 @@ SAYS, SHOWN = "a\x1b[2Jb\rc", "a\\x1b[2Jb\\rc"
         param("Traceback:\n\tx", "Traceback:\n\tx", id="lines and tabs"),
         param(SAYS, SHOWN, id="escape sequences and carriage returns"),
         param("\0\x7f\x9b", "\\x00\\x7f\\x9b", id="other control characters"),
+        param(
+            "\u202eab\u2066c\u2069\u202c",
+            "\\u202eab\\u2066c\\u2069\\u202c",
+            id="another order of the letters",
+        ),
         param("\ud800", "\\ud800", id="half a surrogate pair, which UTF-8 cannot encode"),
     ],
 )
