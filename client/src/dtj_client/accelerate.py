@@ -5,7 +5,7 @@ Kubernetes replaces the variables, which the operator sets. All else, such as a 
 
 from collections.abc import Sequence
 
-from dtj_client.torchrun import Launch
+from dtj_client.torchrun import Launch, take_option
 
 PLACE = {
     "num_machines": "$(NNODES)",
@@ -24,10 +24,10 @@ _PROGRAMS = (
     *((python, "-m", "accelerate.commands.launch") for python in ("python", "python3")),
 )
 _SWITCHES = (  # options without a value
-    *("cpu", "debug", "dynamo_use_dynamic", "dynamo_use_fullgraph", "dynamo_use_regional_compilation"),
-    *("enable_cpu_affinity", "m", "module", "multi_gpu", "no_python", "q", "quiet", "same_network", "tpu"),
-    *("tpu_cluster", "tpu_use_sudo", "use_deepspeed", "use_fsdp", "use_megatron_lm", "use_xpu", "ipex"),
-    *("use_parallelism_config", "downcast_bf16", "fp8_use_autocast_during_eval"),
+    *("cpu", "debug", "dynamo-use-dynamic", "dynamo-use-fullgraph", "dynamo-use-regional-compilation"),
+    *("enable-cpu-affinity", "m", "module", "multi-gpu", "no-python", "q", "quiet", "same-network", "tpu"),
+    *("tpu-cluster", "tpu-use-sudo", "use-deepspeed", "use-fsdp", "use-megatron-lm", "use-xpu", "ipex"),
+    *("no-tpu-cluster", "use-parallelism-config", "downcast-bf16", "fp8-use-autocast-during-eval"),
 )
 
 
@@ -43,16 +43,12 @@ def clean(words: Sequence[str], *, on_cpus: bool = False) -> Launch | None:
     given: dict[str, str] = {}
     launch, others, rest = Launch(list(words[:size])), list[str](), list(words[size:])
     while rest and rest[0].startswith("-"):
-        word = rest.pop(0)
-        name, equals, value = word.lstrip("-").partition("=")
-        name = name.replace("-", "_")
-        if not equals and name not in _SWITCHES and rest:
-            value = rest.pop(0)
-        if name in PLACE:
-            given[name] = value
-            launch.leave_out(name, value)
+        name, value, taken = take_option(rest, _SWITCHES)
+        if (place := name.replace("-", "_")) in PLACE:
+            given[place] = value
+            launch.leave_out(place, value)
         else:
-            others += [word] if equals or not value else [word, value]
+            others += taken
     cpu = ["--cpu"] if on_cpus and "--cpu" not in others else []
     launch.words += [*(f"--{name}={value}" for name, value in PLACE.items()), *cpu, *others, *rest]
     ranks, machines = given.get("num_processes", ""), given.get("num_machines", "1")

@@ -48,15 +48,14 @@ def convert(text: str) -> list[Converted]:
     found: list[Json] = []
     for each in objects:  # kubectl get prints several objects as one list
         found += each["items"] if each.get("kind") == "List" else [each]
-    kinds = {str(each.get("kind")) for each in found}
+    kinds = set(map(_kind, found))
     if kinds == {"DistributedTrainingJob"}:
         raise ClientError("this is a DistributedTrainingJob already", "kubectl dtj submit -f submits it")
     if not kinds & set(_KINDS):
-        raise ClientError(
-            f"there is no job to convert (found: {', '.join(sorted(kinds)) or 'nothing'})", _FIX
-        )
-    runtimes = {each["metadata"]["name"]: each for each in found if each.get("kind") in _RUNTIMES}
-    converted = [_object(each, runtimes) for each in found if each.get("kind") in _KINDS]
+        said = f"there is no job to convert (found: {', '.join(sorted(kinds)) or 'nothing'})"
+        raise ClientError(said, _BY_HAND if kinds else _FIX)
+    runtimes = {each["metadata"]["name"]: each for each in found if _kind(each) in _RUNTIMES}
+    converted = [_object(each, runtimes) for each in found if _kind(each) in _KINDS]
     others = sorted(kinds - set(_KINDS) - set(_RUNTIMES))
     if others:
         converted[0].notes.append(f"not converted, apply them as they are: {', '.join(others)}")
@@ -64,6 +63,17 @@ def convert(text: str) -> list[Converted]:
 
 
 _FIX = "give a file with a PyTorchJob, TrainJob or Job, or an sbatch script"
+_BY_HAND = (
+    f"{_FIX}; for another kind write the job: kubectl dtj submit --dry-run -- train.py prints one, in which "
+    "torchrun or dtj run takes the place of mpirun or Ray"
+)
+
+
+def _kind(each: Json) -> str:
+    """The kind of an object; a Job of another group, such as Volcano's, is another kind."""
+    group, slash, _ = str(each.get("apiVersion", "")).partition("/")
+    other = each.get("kind") == "Job" and slash and group != "batch"
+    return f"Job of {group}" if other else str(each.get("kind"))
 
 
 def _with_values_to_write(converted: Converted) -> Converted:

@@ -4,7 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any
 
 from dtj_client import accelerate, shell, torchrun
@@ -42,6 +42,7 @@ _DEFAULT = re.compile(r""":\s+(?P<quote>["']?)\$\{(?P<name>\w+):?=(?P<words>[^{}
 _ASSIGNS = re.compile(r"(?:^|[\s;&|])(\w+)\+?=")
 _COMPUTED = re.compile(r"\$\((?!\()|`")  # the output of a program; not $((1 + 1))
 _END = re.compile(r"\s*(?:\|\s*tee\s+(?:-a\s+)?[^\s|;&<>]+|2>&1|[12&]?>>?\s*[^\s|;&<>]+|&)\s*$")
+_NEXT = re.compile(r";|&&")
 _QUOTED = re.compile(r"""\\.|"(?:\\.|[^"\\])*"|'[^']*'""")
 
 
@@ -76,7 +77,10 @@ def _options(text: str) -> dict[str, str]:
     """The options of the #SBATCH lines by their long names."""
     found: dict[str, str] = {}
     for line in re.findall(r"^#SBATCH\s+(.*)$", text, re.MULTILINE):
-        words = shlex.split(line, comments=True)
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:  # a quote without its end
+            words = line.split()
         while words:
             word = words.pop(0)
             name, given, value = word.lstrip("-").partition("=")
@@ -91,7 +95,8 @@ def _options(text: str) -> dict[str, str]:
 def _sizes(options: dict[str, str], script: Script, container: Json) -> None:
     """Take out of the options what has a field."""
     if name := options.pop("job-name", ""):
-        script.name = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or script.name
+        found = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or script.name
+        script.name = found if found[0].isalpha() else f"job-{found}"
     if options.get("nodes", "").isdigit():
         script.spec["replicas"] = int(options.pop("nodes"))
     tasks = _tasks_per_node(options, script)
@@ -150,7 +155,7 @@ def _lines(text: str, script: Script, container: Json, options: Json) -> None:
     """Read the lines of the shell."""
     values: dict[str, Sequence[str]] = dict(_of_slurm(script, container, options))
     depth = 0
-    for line in shell.lines(text):
+    for line in chain.from_iterable(map(_commands, shell.lines(text))):
         before = depth
         depth += len(_OPENS.findall(line)) - len(_CLOSES.findall(line))
         is_read = not (before or depth) and not _OPENS.search(line) and _line(line, values, script, container)
@@ -158,6 +163,16 @@ def _lines(text: str, script: Script, container: Json, options: Json) -> None:
             script.notes.append(_left_out(line))
             for name in _ASSIGNS.findall(line):  # perhaps
                 values.pop(name, None)
+
+
+def _commands(line: str) -> list[str]:
+    """What a line runs one after the other: cd /app && srun train.py. A block stays in one piece."""
+    hidden = _QUOTED.sub(lambda quoted: "_" * len(quoted[0]), line)
+    if _OPENS.search(hidden) or _CLOSES.search(hidden) or "(" in hidden or "||" in hidden:
+        return [line]
+    ends = [found.span() for found in _NEXT.finditer(hidden)]
+    begins = [0, *(end for _, end in ends)]
+    return [line[a:b].strip() for a, b in zip(begins, [*(begin for begin, _ in ends), None], strict=True)]
 
 
 def _of_slurm(script: Script, container: Json, options: Json) -> Iterator[tuple[str, list[str]]]:

@@ -40,15 +40,8 @@ def clean(words: Sequence[str]) -> Launch | None:
     launch = Launch([words[0] if size == 1 else "torchrun"])
     rest = list(words[size:])
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "--module"):
-        word = rest.pop(0)
-        name, given, value = word.lstrip("-").replace("_", "-").partition("=")
-        value = word.partition("=")[2] if given else value
-        if name in _FLAGS:
-            launch.leave_out(name)
-            continue
-        if not given and rest and not rest[0].startswith("-") and name not in _SWITCHES:
-            value = rest.pop(0)
-        if name in _PLACE:
+        name, value, given = take_option(rest, (*_FLAGS, *_SWITCHES))
+        if name in (*_FLAGS, *_PLACE):
             launch.leave_out(name, value)
         elif name in ("nproc-per-node", "nproc"):
             if value.isdigit():
@@ -62,9 +55,22 @@ def clean(words: Sequence[str]) -> Launch | None:
                     "spec.processesPerReplica"
                 )
         else:
-            launch.words += [word] if given or not value else [word, value]
+            launch.words += given
     launch.words += rest
     return launch
+
+
+def take_option(words: list[str], switches: Sequence[str]) -> tuple[str, str, list[str]]:
+    """Take the first option off the words: return its name, its value, and the words that it had.
+
+    switches  options without a value, written with - as the name is
+    """
+    word = words.pop(0)
+    name, equals, value = word.lstrip("-").partition("=")
+    name = name.replace("_", "-")
+    if equals or name in switches or not words or words[0].startswith("-"):
+        return name, value, [word]
+    return name, words[0], [word, words.pop(0)]
 
 
 def in_a_shell(

@@ -429,7 +429,10 @@ wait
     [
         ("srun bash -c 'cd /app && torchrun a.py'", ["bash", "-c", "cd /app && torchrun a.py"]),
         (r'python -c "import a; print(\"b;\")"', ["python", "-c", 'import a; print("b;")']),
-        ("cd /app && python train.py", None),
+        ("cd /app && python train.py", ["python", "train.py"]),
+        ("clear; srun python 'a;b.py' && echo done; date", ["python", "a;b.py"]),
+        ("if true; then python a.py; fi", None),
+        ("python a.py || python b.py; date", None),
         ("python train.py 'a' | grep b", None),
     ],
 )
@@ -591,14 +594,26 @@ def test_output_is_yaml_with_the_notes_as_comments() -> None:
     ("text", "said"),
     [
         ("kind: Pod", "found: Pod"),
+        (
+            "{apiVersion: kubeflow.org/v2beta1, kind: MPIJob}",
+            "found: MPIJob.*torchrun .* takes the place of mpirun",
+        ),
+        ("{apiVersion: batch.volcano.sh/v1alpha1, kind: Job}", "found: Job of batch.volcano.sh"),
         ("", "nothing"),
         ("a: [", "neither"),
         ("kind: DistributedTrainingJob", "already\n  fix: kubectl dtj submit -f"),
     ],
 )
 def test_no_job(text: str, said: str) -> None:
-    with pytest.raises(ClientError, match=said):
+    with pytest.raises(ClientError, match=f"(?s){said}"):
         convert(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"), [("--job-name=7b_sft", "job-7b-sft"), ("-J bob's --comment x", "bob-s")]
+)
+def test_name_of_a_job_in_slurm_becomes_one_in_kubernetes(options: str, name: str) -> None:
+    assert only(f"#SBATCH {options}\npython a.py\n").job["metadata"]["name"] == name
 
 
 PLACE = [f"--{name}={value}" for name, value in accelerate.PLACE.items()]

@@ -31,6 +31,7 @@ def command(*words: str, replicas: int | None = 2, gpus: int | None = 8) -> list
         (["/opt/bin/accelerate", "launch"], ["--mixed_precision", "bf16", "--multi_gpu"]),
         (["accelerate-launch"], ["--config_file=fsdp.yaml", "-m"]),
         (["python", "-m", "accelerate.commands.launch"], ["--use-fsdp", "--fsdp_version", "2"]),
+        (["accelerate", "launch"], ["--newer_switch", "--cpu"]),
     ],
 )
 def test_accelerate_launch_gets_the_place_of_each_pod(launcher: list[str], options: list[str]) -> None:
@@ -59,13 +60,13 @@ def test_options_of_accelerate_without_a_value_are_known() -> None:
     assert found.origin is not None
     calls = ast.walk(ast.parse((Path(found.origin).parent / "commands" / "launch.py").read_text()))
     switches = {
-        argument.value.lstrip("-")
+        argument.value.lstrip("-").replace("_", "-")
         for call in calls
-        if isinstance(call, ast.Call) and any(ast.unparse(k) == "action='store_true'" for k in call.keywords)
+        if isinstance(call, ast.Call) and any("'store_" in ast.unparse(k) for k in call.keywords)
         for argument in call.args
         if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
     }
-    assert {"m", "use_fsdp"} <= switches
+    assert {"m", "use-fsdp"} <= switches
     assert switches <= set(accelerate._SWITCHES)
 
 
