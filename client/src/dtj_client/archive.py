@@ -84,10 +84,12 @@ def pack(
 
     The same files give the same bytes: no times, no owners.
     """
-    given = () if folder is None else _files(folder)
-    extra, folder = extra or {}, folder or Path()
-    found = [path for path in given if path not in extra]
-    secret = _spec(SECRETS)
+    extra = extra or {}
+    try:
+        found = [path for path in (() if folder is None else _files(folder)) if path not in extra]
+    except OSError as error:  # an ignore file, or a folder that shows the names of its files only
+        raise _unreadable(error) from error
+    folder, secret = folder or Path(), _spec(SECRETS)
     hidden = tuple(path for path in found if secret.match_file(path))
     shown = [path for path in found if path not in hidden]
     links = tuple(path for path in shown if (folder / path).is_symlink())

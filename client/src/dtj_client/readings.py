@@ -4,7 +4,6 @@ All of it comes from users' programs, so a value of a wrong type is left out.
 """
 
 import json
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -73,4 +72,4 @@ def is_count(value: object) -> bool:
 
 
 def _real(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    return number(str(value)) if isinstance(value, int | float) else None

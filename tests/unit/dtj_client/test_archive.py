@@ -135,6 +135,13 @@ def test_folder_that_cannot_be_read_is_named_unless_it_is_ignored(
     (tmp_path / ".dtjignore").write_text("cache\n.dtjignore\n")
     assert pack(tmp_path).files == ("train.py",)
 
+    def refuse_text(path: Path, *_: object, **__: object) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_text", refuse_text)
+    with pytest.raises(ClientError, match=r"cannot read .*\.dtjignore: Permission denied"):
+        pack(tmp_path)
+
 
 def test_folder_that_is_too_large_is_refused_with_the_largest_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

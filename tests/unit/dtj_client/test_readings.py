@@ -38,6 +38,7 @@ def test_lines_of_the_trainer_are_read_in_both_formats() -> None:
         ('{"rank": 0, "step": 1e400}', None),
         ("{" * 5000, None),
         ('{"rank": 0, "step": 3, "loss": "high"}', Reading(AT, 3, None, None)),
+        (f'{{"rank": 0, "step": 3, "loss": 1{"0" * 400}}}', Reading(AT, 3, None, None)),
     ],
 )
 def test_reading_of_a_line(text: str, reading: Reading | None) -> None:
