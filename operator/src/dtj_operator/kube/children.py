@@ -19,6 +19,10 @@ from dtj_operator.model.json import Json
 from dtj_operator.model.names import Key
 from dtj_operator.model.views import ObjectView
 
+# Of NetworkPolicyPeers. All others mean something: an empty podSelector selects every pod.
+_LEFT_OUT_IF_EMPTY = ("matchLabels", "matchExpressions", "values", "except")
+_EMPTY: tuple[Any, ...] = ({}, [], None)
+
 
 class _Child(Wire):
     metadata: Meta
@@ -50,7 +54,7 @@ class ChildKind:
 
     def fingerprint(self, spec: Mapping[str, Any]) -> str:
         """Return the fingerprint of the fields that we set."""
-        ours = msgspec.json.encode([spec.get(name) for name in self._fields], order="sorted")
+        ours = msgspec.json.encode([_as_stored(spec.get(name)) for name in self._fields], order="sorted")
         return hashlib.sha256(ours).hexdigest()[:16]
 
     def is_edited(self, found: ChildView, wanted: Json) -> bool:
@@ -65,6 +69,16 @@ class ChildKind:
             label=meta.labels.get(names.JOB_NAME, ""),
             fingerprint=self.fingerprint(child.spec),
         )
+
+
+def _as_stored(value: Any) -> Any:
+    """The value without empty parts of selectors and blocks: the API server does not store them."""
+    if isinstance(value, dict):
+        kept = {name: _as_stored(each) for name, each in value.items()}
+        return {
+            name: each for name, each in kept.items() if each not in _EMPTY or name not in _LEFT_OUT_IF_EMPTY
+        }
+    return [_as_stored(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 SERVICE = ChildKind(

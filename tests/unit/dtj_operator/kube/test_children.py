@@ -52,6 +52,24 @@ def test_edit_changes_the_fingerprint(kind: ChildKind, change: Callable[[Json], 
     assert stored(kind, change).fingerprint != kind.fingerprint(MADE[kind]["spec"])
 
 
+def test_empty_parts_that_the_api_server_does_not_store_do_not_matter() -> None:
+    """Else the operator would revert its own policy once a minute."""
+    given: list[Json] = [
+        {"podSelector": {"matchLabels": {}}, "namespaceSelector": {"matchExpressions": []}},
+        {"podSelector": {"matchExpressions": [{"key": "a", "operator": "Exists", "values": []}]}},
+        {"ipBlock": {"cidr": "10.0.0.0/8", "except": []}},
+    ]
+    kept: list[Json] = [
+        {"podSelector": {}, "namespaceSelector": {}},
+        {"podSelector": {"matchExpressions": [{"key": "a", "operator": "Exists"}]}},
+        {"ipBlock": {"cidr": "10.0.0.0/8"}},
+    ]
+    prints = [NETWORK_POLICY.fingerprint(network_policy(_JOB, peers)["spec"]) for peers in (given, kept)]
+    assert prints[0] == prints[1]
+    other = [{"podSelector": {}}, *kept[1:]]  # without namespaceSelector: only pods of the namespace
+    assert NETWORK_POLICY.fingerprint(network_policy(_JOB, other)["spec"]) != prints[0]
+
+
 def test_annotations_do_not_matter() -> None:
     view = stored(SERVICE, lambda body: body["metadata"].update(annotations={"a": "b"}))
     assert view == stored(SERVICE)
