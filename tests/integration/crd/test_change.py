@@ -123,6 +123,7 @@ TABLE: list[tuple[str, bool, Json, str]] = [
         TEMPLATE,
     ),
     ("the service account, suspended", SUSPENDED, pod(serviceAccountName="b"), TEMPLATE),
+    ("its old name, suspended", SUSPENDED, pod(serviceAccount="b"), TEMPLATE),
     ("hostNetwork, suspended", SUSPENDED, pod(hostNetwork=True), TEMPLATE),
     ("the user, suspended", SUSPENDED, pod(securityContext={"runAsUser": 2}), TEMPLATE),
     (
@@ -160,6 +161,12 @@ def check_change(direct: Direct, namespace: str, before: Json, changes: Json, wo
     with pytest.raises(RefusedError) as refused:
         direct.replace(path, after)
     assert words in str(refused.value)
+
+
+def test_change_of_a_checkpoint_source_that_only_some_clusters_have(direct: Direct, namespace: str):
+    before = job(checkpoint={"volume": {"iscsi": {"targetPortal": "a", "iqn": "a", "lun": 0}}})
+    changes = {"checkpoint.volume": {"fc": {"targetWWNs": ["a"], "lun": 0}}}
+    check_change(direct, namespace, before, changes, "checkpoint cannot be changed")
 
 
 ELASTIC: Json = {"replicas": 2, "elastic": {"minReplicas": 2, "maxReplicas": 3}}

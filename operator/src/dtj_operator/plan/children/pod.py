@@ -196,7 +196,7 @@ def _follow_admission(meta: Json, spec: Json, admitted: PodSettings) -> None:
 def _harden(spec: Json) -> None:
     """Set absent fields only: a field that the user sets is kept."""
     containers = [*(spec.get("initContainers") or ()), *spec["containers"]]
-    if not spec.get("serviceAccountName"):  # a named service account is meant to be used
+    if not (spec.get("serviceAccountName") or spec.get("serviceAccount")):  # a named one is meant to be used
         spec.setdefault("automountServiceAccountToken", False)
     spec.setdefault("enableServiceLinks", False)
     security = _part(spec, "securityContext")

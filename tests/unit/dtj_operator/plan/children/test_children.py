@@ -272,6 +272,12 @@ def security(**fields: object):
             None,
             id="a service account is set",
         ),
+        param(
+            job().pod_spec(serviceAccount="s3"),
+            "automountServiceAccountToken",
+            None,
+            id="a service account is set by its old name",
+        ),
         param(job().pod_spec(enableServiceLinks=True), "enableServiceLinks", True, id="links wanted"),
         param(
             job().pod_spec(**security(runAsNonRoot=False)),
