@@ -148,6 +148,12 @@ def test_crd_is_kept_after_an_uninstallation(render: Render):
     assert crd == yaml.safe_load(CRD.read_text())
 
 
+def test_common_labels_are_on_every_object_of_the_chart(render: Render):
+    made = [each for each in render(CASES["everything set"]) if each["metadata"]["name"] != "dtj-ca"]
+    assert "CustomResourceDefinition" in [each["kind"] for each in made]
+    assert [each for each in made if each["metadata"]["labels"].get("cost-center") != "a"] == []
+
+
 def test_notes_say_what_to_do_next(helm: Helm, plane: ControlPlane):
     # helm prints notes only for an installation; a server-side dry run changes nothing.
     kubeconfig = f"--kubeconfig={plane.kubectl.kubeconfig}"
@@ -363,6 +369,11 @@ REFUSED = [
         "a misspelt peer",
         {"networkPolicy": {"metricsFrom": [{"namespaceSelectors": {}}]}},
         "at '/networkPolicy/metricsFrom/0': additional properties 'namespaceSelectors' not allowed",
+    ),
+    (  # the API server would drop it, and admit all pods
+        "a misspelt selector of a peer",
+        {"network": {"allowFrom": [{"podSelector": {"matchLabel": {"app": "prometheus"}}}]}},
+        "at '/network/allowFrom/0/podSelector': additional properties 'matchLabel' not allowed",
     ),
     ("a job policy that does not exist", {"jobPolicy": {"forbid": ["root"]}}, "must be one of 'hostPath'"),
     ("a pull secret without a name", {"imagePullSecrets": [{}]}, "missing property 'name'"),
