@@ -85,7 +85,8 @@ class Command:
         return Finished(code=self._process.exitcode, out=self.out, err=self.err)
 
     def kill(self) -> None:
-        self._process.kill()
+        if self._process.exitcode is None:  # else its pid may be that of another process by now
+            self._process.kill()
         self._process.join()
 
 
