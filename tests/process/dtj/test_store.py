@@ -20,6 +20,7 @@ from dtj.agent.coordinator.store import Store
 from dtj.errors import MachineError
 from dtj.ranks.world import choose_store
 from tests.process.dtj.conftest import Finished
+from tests.support.ports import own_address
 
 
 def test_store_listens_until_it_is_stopped() -> None:
@@ -85,8 +86,8 @@ def test_store_asks_no_name_server_who_its_clients_are(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", asks], capture_output=True, check=False)
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
-        server.bind(("127.0.0.97", 53))
-        (tmp_path / "resolv.conf").write_text("nameserver 127.0.0.97\n")
+        server.bind((address := own_address(), 53))
+        (tmp_path / "resolv.conf").write_text(f"nameserver {address}\n")
         os.waitpid(fork_helper(connects), 0)
         assert (tmp_path / "done").exists()
         first, _ = server.recvfrom(512)

@@ -16,6 +16,7 @@ from dtj.copies import buddy, slot, space
 from dtj.copies.buddy import Address
 from dtj.copies.keeper import Sender, Server, successor
 from dtj.copies.slot import HEADER_BYTES, LABEL_BYTES, Header, Label, Slot
+from tests.support.ports import free_port
 
 RANK = 3
 PAYLOAD = bytes(range(256)) * 20_000  # several chunks
@@ -285,8 +286,7 @@ def test_ward_that_changed_is_forgotten(keeper: Keeper, own: list[Slot]) -> None
 
 def test_buddy_that_cannot_be_reached_is_tried_again_later(own: list[Slot]) -> None:
     """After some seconds, or in the next generation; one sentence, however often it fails."""
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        port = gone.getsockname()[1]
+    port = free_port()  # which no other process gets meanwhile
     said: list[str] = []
     address = Address(host="127.0.0.1", port=port, token="00" * 16)
     sends = sender(own, said, address)

@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 
 from dtj_operator import health, metrics
+from tests.support.ports import free_port
 
 
 def v4(server: web.AppRunner) -> list[tuple[str, int]]:
@@ -23,9 +24,8 @@ async def ask(port: int, path: str) -> tuple[int, str]:
 async def test_error_names_the_port_in_use_and_the_other_port_is_closed() -> None:
     """Otherwise every retry in the same process would find its own port in use."""
     serve = partial(health.serve, live=lambda: None, ready=lambda: None)
-    with socket.create_server(("127.0.0.1", 0)) as theirs, socket.create_server(("127.0.0.1", 0)) as free:
-        ours, taken = free.getsockname()[1], theirs.getsockname()[1]
-        free.close()
+    with socket.create_server(("127.0.0.1", 0)) as theirs:
+        ours, taken = free_port(), theirs.getsockname()[1]
         with pytest.raises(OSError, match=rf"cannot listen on port {taken} \(metrics\).* --metrics-port"):
             await serve(health_port=ours, metrics_port=taken)
     for server in await serve(health_port=ours, metrics_port=0):
