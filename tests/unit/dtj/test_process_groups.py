@@ -50,7 +50,7 @@ def test_only_sockets_of_gloo_are_shut_down(
     monkeypatch.setattr(process_groups, "_of_all", lambda ports, _group: ports)
     monkeypatch.setattr(ProcessGroups, "_is_replaced", lambda *_: False)
     groups = ProcessGroups(World(size=2), (torch.device(kind, 0),), StopFlag(), in_place=True)
-    groups._open(Generation(number=1, addr="localhost", port=29400, connect_s=1))
+    groups._open(Generation(number=1, addr="localhost", port=29400, connect_s=60))
     groups.close()
     assert found == broken
 
@@ -71,4 +71,4 @@ def test_generation_that_is_replaced_while_the_ranks_exchange_their_ports_is_lef
     monkeypatch.setattr(process_groups, "_of_all", exchange)
     monkeypatch.setattr(ProcessGroups, "_is_replaced", lambda *_: bool(news))
     with pytest.raises(RuntimeError, match="generation 1 was replaced"):
-        groups._open(Generation(number=1, addr="localhost", port=29400, connect_s=1))
+        groups._open(Generation(number=1, addr="localhost", port=29400, connect_s=60))
