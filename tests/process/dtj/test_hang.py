@@ -281,12 +281,12 @@ def test_slow_reader_of_the_log_does_not_cause_a_hang(start: Start, tmp_path: Pa
     with open(os.open(log, os.O_RDONLY | os.O_NONBLOCK)) as reader:  # noqa: PTH123 - waits for no writer
         command = start("run", "--nproc", 2, script, steps, out=log, DTJ_HANG_SECONDS=1)
 
-        def is_stuck_for_long() -> bool:
-            times = [file.stat().st_mtime for file in steps.iterdir()]
+        def is_stuck_for_long() -> bool:  # not only slow at its start, as on a busy machine
+            times = [file.stat().st_mtime for file in steps.iterdir() if int(file.read_text() or 0) > 20]
             return len(times) == 2 and time.time() - max(times) > 2.5
 
         wait_for(is_stuck_for_long, "both ranks to wait for the reader")
-        assert all(20 < int(file.read_text()) < 399 for file in steps.iterdir())
+        assert all(int(file.read_text()) < 399 for file in steps.iterdir())
         os.set_blocking(reader.fileno(), True)
         out = reader.read()
     ended = command.wait()

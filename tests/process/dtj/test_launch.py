@@ -152,13 +152,13 @@ def test_exit_of_a_script_is_in_the_termination_message(
 
 
 def test_machine_that_cannot_start_a_process_is_named(finish: Finish, tmp_path: Path) -> None:
-    """Here the process in which the ranks find each other, which gets no time to start."""
+    """Here the process in which the ranks find each other, which ends before it listens."""
     log = tmp_path / "log"
     flags = ("run", "--nproc", 2, "--termination-log", log, SMALL)
-    ended = finish(*flags, OUT=tmp_path, changed={"dtj.agent.coordinator.store._START_S": 0.0})
+    ended = finish(*flags, OUT=tmp_path, changed={"dtj.agent.coordinator.store._serve": os.close})
     message = json.loads(log.read_text())["message"]
     assert (ended.code, ended.err) == (contract.EXIT_PEER_LOST, f"dtj: {message}\n")
-    assert message.startswith("the rendezvous store of the ranks did not start within 0 s\n  fix: check")
+    assert message.startswith("the rendezvous store of the ranks did not start within 15 s\n  fix: check")
 
 
 def test_traceback_starts_in_the_user_s_file(finish: Finish, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def status(port: int) -> dict[str, Any]:
     """The document, empty while the server does not respond yet."""
     try:
         found: dict[str, Any] = json.loads(get(port, "/status"))
-    except OSError:  # or a reset, if the server stops during the request
+    except (OSError, HTTPException):  # or a reset or half an answer, if the server stops during the request
         return {}
     return found
 

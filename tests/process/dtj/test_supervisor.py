@@ -330,10 +330,13 @@ def test_later_reports_of_a_rank_are_read_too(node: Node) -> None:
 
 def leave_processes_and_fail() -> None:
     child = subprocess.Popen(["sleep", "600"])
+    read, write = os.pipe()
     stranger = os.fork()
     if not stranger:
         os.setsid()  # and keeps every pipe of the rank
+        os.write(write, b".")
         signal.pause()
+    os.read(read, 1)  # until then it belongs to the group of the rank, which is killed
     report_pipe.send({"child": child.pid, "stranger": stranger})
     os._exit(3)
 
