@@ -188,14 +188,13 @@ class Api:
         only = {"fieldSelector": f"metadata.name={name}"}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                listed = await self.get(folder, **only)
-                if not listed["items"]:
-                    return
-                version = listed["metadata"]["resourceVersion"]
-                async with aclosing(self.follow(folder, version, only)) as events:
-                    async for kind, _seen in events:
-                        if kind == "DELETED":
-                            return
+                while (listed := await self.get(folder, **only))["items"]:  # a stream ends if the CRD changes
+                    version = listed["metadata"]["resourceVersion"]
+                    async with aclosing(self.follow(folder, version, only)) as events:
+                        async for kind, _seen in events:
+                            if kind == "DELETED":
+                                return
+                return
         raise NeverHappenedError(f"{path} is still there after {within_s} s")
 
 
