@@ -88,7 +88,8 @@ def pack(
     try:
         found = [path for path in (() if folder is None else _files(folder)) if path not in extra]
     except OSError as error:  # an ignore file, or a folder that shows the names of its files only
-        raise _unreadable(error) from error
+        fix = "make it readable, or list its folder in a .dtjignore above it"
+        raise ClientError(f"cannot read {error.filename}: {error.strerror}", fix) from error
     folder, secret = folder or Path(), _spec(SECRETS)
     hidden = tuple(path for path in found if secret.match_file(path))
     shown = [path for path in found if path not in hidden]
