@@ -13,6 +13,7 @@ from dtj_client.errors import ClientError
 from dtj_client.kubectl import Json, Kubectl
 from dtj_client.manifest import InClaim, Request
 from dtj_client.progress import Progress, ignore
+from dtj_client.torchrun import SHELLS
 from dtj_client.upload import upload
 
 CODE_PATH = ".dtj/code"  # in a claim
@@ -69,6 +70,9 @@ def prepare(
     _check_program(request.command[0], packed)
     if folder is not None:
         _check_script(request.command[0], folder)
+        shell, *words = request.command
+        if Path(shell).name in SHELLS and words and (folder / words[0]).is_file():
+            _check_line_ends(words[0], folder)
     if len(packed.data) <= archive.LIMIT:
         return Delivery(job=job, archive=packed, config_map=manifest.config_map(request, packed))
     name = f"{hashlib.sha256(packed.data).hexdigest()[:32]}.tar.gz"
@@ -113,9 +117,14 @@ def _check_script(program: str, folder: Path) -> None:
     if not os.access(file, os.X_OK):
         fix = f"chmod +x {program}, or name what runs it, such as: bash {program}"
         raise ClientError(f"{program} is not executable", fix)
-    with file.open("rb") as opened:
+    _check_line_ends(program, folder, begin=b"#!")
+
+
+def _check_line_ends(program: str, folder: Path, *, begin: bytes = b"") -> None:
+    """Raise ClientError for a script of a shell that was written on Windows, if it begins like this."""
+    with (folder / program).open("rb") as opened:
         first = opened.readline(256)
-    if first.startswith(b"#!") and first.endswith(b"\r\n"):
+    if first.startswith(begin) and first.endswith(b"\r\n"):
         raise ClientError(f"{program} has the line ends of Windows", f"sed -i 's/\\r$//' {program}")
 
 

@@ -118,6 +118,17 @@ def test_script_that_no_pod_could_start_is_refused(
         delivery.prepare(request, {}, tmp_path)
 
 
+@pytest.mark.parametrize("words", [["bash", "run.sh"], ["/bin/sh", "run.sh", "--lr", "1"]])
+def test_script_of_a_shell_with_the_line_ends_of_windows_is_refused(tmp_path: Path, words: list[str]) -> None:
+    request = Request(name="digits", command=words)
+    (tmp_path / "run.sh").write_bytes(b"python a.py\r\n")
+    with pytest.raises(ClientError, match=r"run\.sh has the line ends of Windows\n  fix: sed"):
+        delivery.prepare(request, {}, tmp_path)
+    (tmp_path / "run.sh").write_bytes(b"python a.py\n")
+    assert delivery.prepare(request, {}, tmp_path).config_map
+    assert delivery.prepare(Request(name="digits", command=["bash", "-c", "ls"]), {}, tmp_path).config_map
+
+
 @pytest.mark.parametrize("program", [".", "./src", "src/", "src"])
 def test_folder_is_not_a_program(tmp_path: Path, program: str) -> None:
     (tmp_path / "src").mkdir()
