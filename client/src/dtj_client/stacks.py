@@ -15,7 +15,8 @@ def question(port: int = AGENT_PORT) -> str:
     """Python code that prints an agent's stacks; it runs in the pod, which a NetworkPolicy may isolate."""
     url = f"http://127.0.0.1:{port}/stacks"
     return (
-        f"import sys, urllib.request as r; sys.stdout.write(r.urlopen({url!r}, timeout=30).read().decode())"
+        "import sys, urllib.request as r; opener = r.build_opener(r.ProxyHandler({})); "  # none
+        f"sys.stdout.write(opener.open({url!r}, timeout=30).read().decode())"
     )
 
 

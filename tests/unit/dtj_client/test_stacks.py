@@ -72,7 +72,12 @@ def test_rank_that_does_not_exist_is_named() -> None:
     check_ranks(job, [], {9})
 
 
-def test_question_prints_what_the_agent_answers() -> None:
+def test_question_prints_what_the_agent_answers_whatever_proxy_the_pod_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A proxy knows no agent at 127.0.0.1; it would be said that the pod has none."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+
     class Agent(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -83,7 +88,7 @@ def test_question_prints_what_the_agent_answers() -> None:
             """Print nothing."""
 
     with HTTPServer(("127.0.0.1", 0), Agent) as server:
-        thread = threading.Thread(target=server.handle_request)
+        thread = threading.Thread(target=server.handle_request, daemon=True)
         thread.start()
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(question(server.server_port), {})
