@@ -1,7 +1,11 @@
 """What the pages keep of jobs."""
 
+import contextlib
 import json
+import subprocess
 import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,3 +105,22 @@ def test_page_says_why_it_cannot_ask_an_agent(knows: bool, monkeypatch: pytest.M
     agent = Agent(Full(), "digits-0")
     agent._forward()
     assert (asked, agent.problem) == (2, "kubectl cannot be started: Resource temporarily unavailable")
+
+
+def test_watch_that_is_stopped_as_it_begins_leaves_no_kubectl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that prints nothing would stay for five minutes after `kubectl dtj ui` has ended."""
+    found: list[str] = []
+
+    def lines() -> Iterator[str]:
+        found.append("read")
+        yield from ()
+
+    @contextlib.contextmanager
+    def begin(*_: object, **__: object) -> Iterator[SimpleNamespace]:
+        jobs.stop()  # it does not know the process yet
+        yield SimpleNamespace(stdout=lines(), kill=lambda: found.append("killed"))
+
+    monkeypatch.setattr(subprocess, "Popen", begin)
+    jobs = watch.Watch(Kubectl(), "/api/v1/namespaces/team/pods")
+    jobs._follow("1")
+    assert found[0] == "killed"

@@ -106,6 +106,8 @@ class Watch:
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         ) as process:
             self._process = process
+            if self._stopped.is_set():  # meanwhile
+                process.kill()
             assert process.stdout is not None
             for line in process.stdout:
                 if self._stopped.is_set() or not self._take(line):
