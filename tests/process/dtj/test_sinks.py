@@ -65,18 +65,25 @@ class Two(torch.nn.Module):
 
 run = dtj.init()
 model = run.parallel(Two(), find_unused_parameters=OPTION, forward_sync_buffers=False)
-fixed = run.parallel(torch.nn.Linear(1, 1), static_graph=True)
+layer = torch.nn.Linear(1, 1)  # with values of types that gloo does not send
+layer.register_buffer("codes", torch.full((3,), run.rank, dtype=torch.int16))
+base = torch.full((2,), float(run.rank)).to(torch.float8_e4m3fn)
+layer.base = torch.nn.Parameter(base, requires_grad=False)
+fixed = run.parallel(layer, static_graph=True)
+first = [*layer.codes.tolist(), *layer.base.float().tolist()]
 run.unwrap(model).mine.fill_(run.rank)
+layer.codes.fill_(7 + run.rank)
 run.data(torch.ones(8, 1), global_batch=4)
 for batch in run.steps(2):
     run.backward(lambda mb: (model(mb) + fixed(mb)).mean(), batch)
-print("mine", run.unwrap(model).mine.tolist())
+print("mine", run.unwrap(model).mine.tolist(), first, layer.codes.tolist())
 """
 
 
-def test_options_of_ddp(finish: Finish, tmp_path: Path) -> None:
+def test_options_of_ddp_and_values_of_all_types(finish: Finish, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(OPTIONS.replace("OPTION", "True"))
     ended = finish("run", "--nproc", 2, program)
     assert ended.code == 0, ended.err
-    assert sorted(re.findall(r"mine \[(.*)\]", ended.out)) == ["0.0", "1.0"]
+    of_rank_0 = "[0, 0, 0, 0.0, 0.0] [7, 7, 7]"
+    assert sorted(re.findall(r"mine (.*)", ended.out)) == [f"[0.0] {of_rank_0}", f"[1.0] {of_rank_0}"]

@@ -6,14 +6,16 @@ from inspect import signature
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dtj.errors import RecipeError
 from dtj.parallel.compress import Hook
 from dtj.parallel.layout import Layout
-from dtj.parallel.strategy import Strategy, is_on_several_devices, move_to_device
+from dtj.parallel.strategy import SENT, Strategy, as_bytes, is_on_several_devices, move_to_device
 
+_IGNORED = "_ddp_params_and_buffers_to_ignore"  # torch's attribute of a module
 _BUFFERS = "forward_sync_buffers"
 if _BUFFERS not in signature(DistributedDataParallel).parameters:
     _BUFFERS = "broadcast_buffers"  # its name in older versions of torch
@@ -113,6 +115,9 @@ class RebuildableDDP(DistributedDataParallel):
         arguments = {_BUFFERS if name == "forward_sync_buffers" else name: v for name, v in options.items()}
         # Gradients are views of the buckets: this saves the memory of one copy of all gradients, and copying.
         is_whole = device.index is not None and not is_on_several_devices(module)
+        ignored = list(getattr(module, _IGNORED, ()))
+        self._sent_as_bytes = {n for n, t in _tensors(module) if t.dtype not in SENT and n not in ignored}
+        setattr(module, _IGNORED, [*ignored, *self._sent_as_bytes])
         super().__init__(
             module,
             device_ids=[device.index] if is_whole else None,
@@ -120,6 +125,10 @@ class RebuildableDDP(DistributedDataParallel):
             init_sync=init_sync,
             **arguments,
         )
+        setattr(module, _IGNORED, ignored)
+        for name, tensor in _tensors(module):
+            if init_sync and name in self._sent_as_bytes:
+                dist.broadcast(as_bytes(tensor), src=0)
         if hook:
             self.register_comm_hook(None, hook.average)
         self.calls = 0
@@ -138,6 +147,12 @@ class RebuildableDDP(DistributedDataParallel):
                 self.require_backward_grad_sync = syncs
         return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
 
+    def _assign_modules_buffers(self) -> None:
+        """Called by DDP before it sends the buffers."""
+        super()._assign_modules_buffers()  # type: ignore[no-untyped-call]
+        named = self.module.named_buffers()
+        self.modules_buffers += [as_bytes(buffer) for name, buffer in named if name in self._sent_as_bytes]
+
     def rebuild(self) -> None:
         """Use the current default group from now on. No communication; weights and hooks of the user stay."""
         module, how, is_training, calls = self.module, self._how, self.training, self.calls
@@ -147,3 +162,8 @@ class RebuildableDDP(DistributedDataParallel):
         vars(self).update(of_user)
         self.calls = calls
         self.train(is_training)  # type: ignore[no-untyped-call]
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()

@@ -21,6 +21,13 @@ from dtj.ranks.world import set_collective_timeout
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+# Types that gloo and NCCL send; tensors of others, such as int16, uint16 and float8, are sent as bytes.
+SENT = frozenset(
+    {
+        *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+        *(torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool),
+    }
+)
 # MicroBatch -> () loss with its graph, weighted such that the mean over ranks is the loss of the global batch
 WeightedLoss = Callable[[Any], torch.Tensor]
 # (model, device for parameters on the meta device) -> None
@@ -233,7 +240,7 @@ class Strategy:
         """Copy rank 0's buffers to every rank that holds them."""
         if dist.is_initialized():
             for buffer in model.buffers():
-                dist.broadcast(buffer, src=0)
+                broadcast(buffer)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -317,8 +324,18 @@ def broadcast_weights(model: nn.Module, device: torch.device) -> None:
         if value.is_meta:  # each rank will read it from the same file
             continue
         there = value.detach().to(device)
-        dist.broadcast(there, src=0)
+        broadcast(there)
         value.detach().copy_(there)
+
+
+def broadcast(tensor: torch.Tensor) -> None:
+    """Copy rank 0's values to every rank."""
+    dist.broadcast(tensor if tensor.dtype in SENT else as_bytes(tensor), src=0)
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory, of a contiguous tensor, as bytes."""
+    return tensor.detach().view(-1).view(torch.uint8)
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
