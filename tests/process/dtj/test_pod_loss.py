@@ -195,19 +195,20 @@ def test_evicted_pod_stops_the_job_with_a_checkpoint(start: Start, tmp_path: Pat
     assert len(list((tmp_path / "saved").glob("step-*/state.pt"))) == 1
 
 
+@pytest.mark.parametrize(("lost", "evicted"), [(1, 0), pytest.param(0, 1, id="rank 0 is lost")])
 def test_pod_that_waits_for_a_lost_one_saves_when_asked_to_terminate(
-    start: Start, unbroken: Callable[..., Path], tmp_path: Path
+    start: Start, unbroken: Callable[..., Path], tmp_path: Path, lost: int, evicted: int
 ) -> None:
     """Its memory has all steps since the last save, in which the other ranks can have no part."""
     job = Pods(start, tmp_path / "out", replicas=2, HOLD_AT=7)
     flags = ("--checkpoint", tmp_path / "saved")
     pods = [job.run(index, *flags) for index in range(2)]
     wait_for((tmp_path / "out" / "at-7").exists, "step 7")
-    lose(pods[1])
+    lose(pods[lost])
     (tmp_path / "out" / "go-7").touch()
-    wait_for(lambda: job.status().get("missing"), "replica 1 to be missing")
-    job.evict(pods[0], 0)
-    ended = pods[0].wait()
+    wait_for(lambda: "lost the connection to replica" in pods[evicted].err, "the other pod to have noticed")
+    job.evict(pods[evicted], evicted)
+    ended = pods[evicted].wait()
     assert ended.code == 128 + signal.SIGTERM, ended.err
     assert "stopped at step 8; the newest checkpoint is of step 8" in ended.err
     again = start("run", "--nproc", 2, *flags, SMALL, OUT=tmp_path / "out", PLAIN=1, **SIZES).wait()

@@ -1,13 +1,14 @@
 """Two processes write to one folder: the process that started first changes nothing any more."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from dtj.checkpoint import paths, save
-from dtj.checkpoint.owner import Owner
+from dtj.checkpoint.owner import Deputy, Owner
 from dtj.errors import SupersededError
 from tests.unit.dtj.test_checkpoint import STATE, commit, names
 
@@ -133,3 +134,29 @@ def test_disk_error_of_a_superseded_writer_is_not_reported_as_one(tmp_path: Path
     assert names(tmp_path) == ["step-200"]
     with pytest.raises(SupersededError):
         save.commit(older, 100, {"step": 100, "parts": {"w": torch.zeros(2)}})
+
+
+@pytest.mark.parametrize(
+    ("writer", "job", "may_save"),
+    [
+        pytest.param("of replica 1", "digits", True, id="another pod of the job"),
+        pytest.param("a1", "", True, id="the agent of rank 0"),
+        pytest.param("of replica 1", "", False, id="no job: it may be another run"),
+        pytest.param("of replica 1", "letters", False, id="another job"),
+    ],
+)
+def test_rank_that_saves_for_rank_0_leaves_the_folder_to_it(
+    tmp_path: Path, writer: str, job: str, may_save: bool
+) -> None:
+    of_rank_0 = owner(tmp_path, "a1", DTJ_JOB="digits")
+    commit(of_rank_0, 80, 100)
+    before = (tmp_path / paths.OWNER_FILE).read_text()
+    deputy = Deputy(tmp_path, {"DTJ_INCARNATION": writer, "DTJ_JOB": job}, rank=1)
+    if may_save:
+        commit(deputy, 120, keep=sys.maxsize)
+    else:
+        with pytest.raises(SupersededError):
+            commit(deputy, 120)
+    assert (tmp_path / paths.OWNER_FILE).read_text() == before
+    assert names(tmp_path) == ["step-100", *["step-120"][:may_save], "step-80"]
+    commit(of_rank_0, 140)

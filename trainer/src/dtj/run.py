@@ -131,7 +131,6 @@ class Run:
             progress=self._progress,
             on_new_groups=self._take_new_groups,
             save_alone=self._boundary.conclude,
-            say=self.say,
         )
 
     @property
@@ -527,7 +526,8 @@ class Run:
                 group=self._groups.control,
             )
 
-        return self._recovery.run_verb(verb, skip=lambda: step_evaluate.of_no_sample(metric))
+        skip = partial(step_evaluate.of_no_sample, metric)
+        return self._recovery.run_verb(verb, skip=skip, is_evaluation=True)
 
     def reduce(self, value: torch.Tensor | float, how: str = "mean") -> torch.Tensor:
         """The mean, sum, max or min of a tensor over all ranks, on every rank; without a graph.

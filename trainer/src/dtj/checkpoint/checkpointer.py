@@ -10,13 +10,14 @@
 import contextlib
 import errno
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from dtj.checkpoint import paths, reader, restore
 from dtj.checkpoint.objects import Location, ObjectPath, locate
-from dtj.checkpoint.owner import Owner
+from dtj.checkpoint.owner import Deputy, Owner
 from dtj.checkpoint.parts import Parts
 from dtj.checkpoint.writer import (
     NO_SCORE,
@@ -118,6 +119,13 @@ class Checkpointer:
             raise self._writer.failure
         self._report_failure()
         return self.run_dir / paths.name_of(step)
+
+    def act_for_rank_0(self) -> None:
+        """Rank 0 may be lost, and this rank holds the state: `save` writes now, and removes nothing."""
+        if self.run_dir:
+            self._is_rank0 = self._writer.is_rank0 = True
+            self._owner = self._writer.owner = Deputy(self.run_dir, os.environ, rank=self.world.rank)
+            self._writer.keep = sys.maxsize
 
     def claim(self) -> None:
         """Make rank 0 the owner of the run's folder; SupersededError if a later process has claimed it.

@@ -88,3 +88,20 @@ class Owner:
             f"{record.get('at')}): this run ends and leaves the folder as it is",
             fix="none is needed if that process replaced this one; else give each run its own --checkpoint",
         )
+
+
+class Deputy(Owner):
+    """A rank that saves one last time instead of rank 0, which is lost: it claims and removes nothing.
+
+    Rank 0's next process, of the same agent or of another one, continues to own the folder.
+    """
+
+    def __init__(self, run_dir: Location, env: Mapping[str, str], *, rank: int) -> None:
+        super().__init__(run_dir, env)
+        self._agent, self.writer = self.writer, f"{self.writer}-{rank}"
+
+    def check(self) -> None:
+        """Return if the folder belongs to this job, or to this agent; SupersededError if it does not."""
+        record = self._read()
+        if record and record["writer"] != self._agent and (not self._job or record.get("job") != self._job):
+            raise self._superseded_by(record)

@@ -4,6 +4,7 @@
 `handover.py` finds out which ranks are behind and hands over the state.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -34,11 +35,11 @@ class Recovery:
     progress: Progress
     on_new_groups: Callable[[], None]
     save_alone: Callable[[], object]
-    say: Callable[[str], None]
 
     def __post_init__(self) -> None:
         self._handover = Handover()
         self._has_state = False  # this rank holds the state that belongs to its point in the program
+        self._is_evaluating = False  # the weights may be others than those of the step
         self._results: dict[int, Any] = {}  # of the verbs since the last step
 
     @property
@@ -52,13 +53,16 @@ class Recovery:
         *,
         skip: Callable[[], Any] = lambda: None,
         rollback: Callable[[], None] | None = None,
+        is_evaluation: bool = False,
     ) -> T:
         """Run a collective verb; repeat it if a rank was lost, skip it if the others have done it already.
 
         skip      called if the verb is skipped; its result counts if that of the other ranks is not known.
                   Not needed for a verb without a result
         rollback  undoes a failed attempt, before the verb is repeated
+        is_evaluation  the program may have exchanged the weights for it, as EMA.applied does
         """
+        self._is_evaluating = is_evaluation
         while True:
             self.hand_over()
             if self.is_behind:
@@ -81,6 +85,7 @@ class Recovery:
 
     def between_steps(self, after_step: Callable[[int, bool], None], epoch: int, is_last: bool) -> None:
         """Do the work after a step, unless the other ranks have done it already; it is not repeated."""
+        self._is_evaluating = False
         if not self.is_behind:
             try:
                 after_step(epoch, is_last)
@@ -132,9 +137,6 @@ class Recovery:
                 self.groups.reform(error)
             except Stopped:
                 self._save_before_stop()
-                saved = self.checkpointer.saved_step
-                rest = "nothing was saved" if saved is None else f"the newest checkpoint is of step {saved}"
-                self.say(f"stopped at step {self.progress.step}; {rest}")
                 raise
             try:
                 self.on_new_groups()
@@ -146,12 +148,23 @@ class Recovery:
                 return
 
     def _save_before_stop(self) -> None:
-        """The other ranks may lose theirs, too. After the first verb of a step the state may have changed."""
-        if self.groups.world.rank == 0 and self._has_state and self.progress.verb == 0:
+        """The other ranks may lose theirs, too. After the first verb of a step the state may have changed.
+
+        Rank 0 may be lost, alone or with its pod: so another rank of its pod saves too, and one of the next.
+        """
+        world, checkpointer = self.groups.world, self.checkpointer
+        if world.rank not in {0, 1, world.local_size}:
+            return
+        if self._has_state and self.progress.verb == 0 and not self._is_evaluating:
+            if world.rank > 0:
+                checkpointer.act_for_rank_0()
             try:
                 self.save_alone()
             except DtjError as error:
-                self.say(str(error))
+                _say(str(error))
+        saved = checkpointer.saved_step
+        rest = "nothing was saved" if saved is None else f"the newest checkpoint is of step {saved}"
+        _say(f"stopped at step {self.progress.step}; {rest}")
 
     @property
     def _point(self) -> ProgramPoint:
@@ -183,3 +196,7 @@ class Recovery:
     def _control(self) -> "dist.ProcessGroup":
         assert self.groups.control is not None  # never called with a single process
         return self.groups.control
+
+
+def _say(message: str) -> None:
+    print(f"dtj: {message}", file=sys.stderr, flush=True)

@@ -1,0 +1,53 @@
+"""What a rank does if its pod is asked to stop while it waits for a lost rank."""
+
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from dtj.contract import EXIT_SIGNAL
+from dtj.data.feed import Feed
+from dtj.data.source import Source
+from dtj.errors import Stopped
+from dtj.healing.recovery import Recovery
+from dtj.ranks.world import World
+from dtj.step.progress import Progress
+
+
+def lose_a_peer(*_: Any) -> None:
+    raise RuntimeError("gloo: Connection closed by peer")
+
+
+def stop(_error: RuntimeError) -> None:
+    raise Stopped(EXIT_SIGNAL + signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("rank", "is_evaluation", "done"),
+    [
+        pytest.param(0, False, ["save"], id="rank 0"),
+        pytest.param(0, True, [], id="the program may have exchanged the weights for an evaluation"),
+        pytest.param(1, False, ["act", "save"], id="rank 0 may be lost alone"),
+        pytest.param(4, False, ["act", "save"], id="rank 0 may be lost with its pod"),
+        pytest.param(5, False, [], id="one rank of each pod is enough"),
+        pytest.param(8, False, [], id="and two pods"),
+    ],
+)
+def test_who_saves_alone(rank: int, is_evaluation: bool, done: list[str]) -> None:
+    found: list[str] = []
+    world = World(rank=rank, size=12, local_rank=rank % 4, local_size=4)
+    groups: Any = SimpleNamespace(world=world, reform=stop, can_heal=True)
+    checkpointer: Any = SimpleNamespace(saved_step=None, act_for_rank_0=lambda: found.append("act"))
+    recovery = Recovery(
+        groups=groups,
+        checkpointer=checkpointer,
+        progress=Progress(feed=Feed(Source(), device=torch.device("cpu"))),
+        on_new_groups=lambda: None,
+        save_alone=lambda: found.append("save"),
+    )
+    recovery.mark_restored()
+    with pytest.raises(Stopped):
+        recovery.run_verb(lose_a_peer, is_evaluation=is_evaluation)
+    assert found == done
