@@ -22,3 +22,7 @@ REFUSED = "timed out connecting: SO_ERROR: Connection refused, remote=[{}]:39122
 def test_peer_on_loopback_is_explained(address: str, env: dict[str, str], is_given: bool) -> None:
     found = hint(REFUSED.format(address), env)
     assert ("set GLOO_SOCKET_IFNAME on each machine" in found) == is_given
+
+
+def test_rank_that_cannot_start_a_thread_is_explained() -> None:
+    assert "raise the limit of processes and threads (pids)" in hint("Resource temporarily unavailable", {})

@@ -16,6 +16,7 @@ from dtj.agent.wire.outcome import Ending
 from dtj.agent.wire.signs import Heartbeat
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"
+_NO_THREAD = "Resource temporarily unavailable"  # all that C++ says of it
 _ON_LOOPBACK = re.compile(r"remote=\[(127\.|::1\])")
 
 
@@ -119,7 +120,9 @@ class RankEvents:
 
 
 def hint(why: str, env: Mapping[str, str]) -> str:
-    """How to fix that gloo of one machine looks for another one on its own loopback; else nothing."""
+    """How to fix that gloo looks for another machine on its own loopback, or cannot start a thread."""
+    if why == _NO_THREAD:
+        return "\n  fix: no thread can be started: raise the limit of processes and threads (pids)"
     if not _ON_LOOPBACK.search(why) or env.get(contract.NNODES, "1") == "1" or _INTERFACE in env:
         return ""
     return (
