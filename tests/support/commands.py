@@ -190,6 +190,8 @@ def _become(
         os.dup2(file, fd)
         os.close(file)
     faulthandler.register(signal.SIGUSR1, chain=False)  # to see where it hangs
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which `nohup` ignores, and a shell SIGINT of what it runs
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background
     if network:
         netns.enter(network)
     for name in imports:

@@ -178,12 +178,16 @@ def test_invalid_variable_is_refused(finish: Finish, name: str, value: str, mess
     assert f"{name} is '{value}', {message}" in ended.err
 
 
-def test_plain_script_that_evaluates_for_longer_than_the_limit_is_left_alone(finish: Finish) -> None:
-    ended = finish("run", "--nproc", 2, PROGRAMS / "silent.py", WAY="evaluate", DTJ_HANG_SECONDS=2)
+def test_plain_script_that_evaluates_for_longer_than_the_limit_is_left_alone(
+    start: Start, tmp_path: Path
+) -> None:
+    env = {"WAY": "evaluate", "OUT": tmp_path, "DTJ_HANG_SECONDS": 2}
+    command = start("run", "--nproc", 2, PROGRAMS / "silent.py", **env)
+    said = re.compile(r"dtj: no step for \d+ s: rank \d is in .*silent\.py:\d+ in evaluate and uses CPU")
+    wait_for(lambda: said.search(command.err), "the evaluation to be noticed")
+    (tmp_path / "go").touch()
+    ended = command.wait()
     assert (ended.code, ended.out.count("done in life 0")) == (0, 2), ended.err
-    assert re.search(
-        r"dtj: no step for \d+ s: rank \d is in .*silent\.py:\d+ in evaluate and uses CPU", ended.err
-    )
     assert "dtj: the ranks continue after" in ended.err
 
 

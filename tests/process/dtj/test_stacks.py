@@ -256,8 +256,9 @@ def test_asking_for_its_stacks_never_ends_a_rank() -> None:
 
 def keep_the_lock() -> None:
     """Of the interpreter, in native code that waits for ever."""
+    pause = ctypes.PyDLL(None).pause
     heartbeat.mine.sign()
-    ctypes.PyDLL(None).pause()
+    pause()
 
 
 def test_rank_that_keeps_the_interpreters_lock_writes_its_stacks_in_the_end(

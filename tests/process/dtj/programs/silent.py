@@ -1,11 +1,13 @@
 """A script that does not use dtj: it trains, is silent for long in the middle, and trains on.
 
-$WAY says what happens in the silence of the first life; see below. No rank waits for another in a collective.
+$WAY says what happens in the silence of the first life; see below. An evaluation ends once the file
+$OUT/go exists. No rank waits for another in a collective.
 """
 
 import hashlib
 import os
 import time
+from pathlib import Path
 
 import torch
 
@@ -23,9 +25,8 @@ def train() -> None:
 
 
 def evaluate() -> None:
-    end = time.monotonic() + 5.0
     with torch.no_grad():
-        while time.monotonic() < end:
+        while not Path(os.environ["OUT"], "go").exists():
             model(torch.ones(256, 64)).sum().item()
 
 
