@@ -358,6 +358,17 @@ def test_exit_of_a_rank_kills_its_group_and_does_not_wait_for_processes_that_hol
         os.kill(left["stranger"], signal.SIGKILL)
 
 
+def leave_a_process_that_prints_on() -> None:
+    subprocess.Popen(["yes"], start_new_session=True)  # ends when nobody can read what it prints
+    os._exit(3)
+
+
+def test_end_of_a_rank_does_not_wait_for_a_process_that_prints_without_a_pause(node: Node) -> None:
+    supervisor = node.run(leave_a_process_that_prints_on)
+    node.until_all_have_ended()
+    assert [ending.code for ending in supervisor.endings()] == [3]
+
+
 def test_rank_whose_death_is_reported_to_a_debugger_first_is_reaped_later(node: Node) -> None:
     """Its pidfd is readable, but it cannot be reaped yet."""
     supervisor = node.run(signal.pause)

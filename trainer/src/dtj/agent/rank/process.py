@@ -158,9 +158,10 @@ class RankProcess:
         return (lines.feed(data), False) if data else (lines.end(), True)
 
     def last_lines(self, fd: int) -> bytes:
-        """All that the dead rank wrote; there may be no end of file, if a grandchild holds the pipe open."""
-        found = b""
-        while data := _read(fd):
+        """All that the dead rank wrote: what the pipe holds now. A process that it left may write on."""
+        found, left = b"", _unread(fd)
+        while left > 0 and (data := _read(fd)):
+            left -= len(data)
             found += self.streams[fd][1].feed(data)
         return found + self.streams[fd][1].end()
 
@@ -246,7 +247,7 @@ class RankProcess:
 
     def stacks_unread(self) -> int:
         """Of these, those that were not read yet."""
-        return int.from_bytes(fcntl.ioctl(self.stacks, termios.FIONREAD, bytes(4)), sys.byteorder)
+        return _unread(self.stacks)
 
     def kill_as_hung(self, message: str, *, is_shared: bool) -> None:
         """Kill it for a hang that it caused, or that no rank is to blame for.
@@ -306,6 +307,11 @@ class RankProcess:
             reason=self._failure.get("reason"),
             by_agent=self.killed and not self._failure,
         )
+
+
+def _unread(fd: int) -> int:
+    """Bytes that a pipe holds."""
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def _read(fd: int) -> bytes | None:
