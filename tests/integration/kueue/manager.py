@@ -41,7 +41,7 @@ READY_S = 180.0
 
 def program() -> Path | None:
     """Return the manager that the environment names, if it and its manifests exist."""
-    named = Path(os.environ.get(VARIABLE) or "/nonexistent")
+    named = Path(os.environ.get(VARIABLE) or os.devnull)
     return named if named.is_file() and manifests(named).is_file() else None
 
 
