@@ -359,7 +359,7 @@ def test_exit_of_a_rank_kills_its_group_and_does_not_wait_for_processes_that_hol
 
 
 def leave_a_process_that_prints_on() -> None:
-    subprocess.Popen(["yes"], start_new_session=True)  # ends when nobody can read what it prints
+    subprocess.Popen(["yes"], start_new_session=True)  # SIGPIPE ends it once its pipe is closed
     os._exit(3)
 
 
