@@ -16,7 +16,7 @@ from tests.docs.blocks import OTHER, Block, blocks, pages
 from tests.integration import controlplane
 from tests.support.kubectl import Kubectl
 
-FOLDER = Path(os.environ.get("DTJ_TEST_CRDS") or os.devnull)  # which is no folder on any machine
+FOLDER = Path(os.environ.get("DTJ_TEST_CRDS") or os.devnull)  # never a folder
 pytestmark = [
     pytest.mark.xdist_group("others"),
     pytest.mark.skipif(
