@@ -6,14 +6,20 @@ from inspect import signature
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dtj.errors import RecipeError
 from dtj.parallel.compress import Hook
 from dtj.parallel.layout import Layout
-from dtj.parallel.strategy import SENT, Strategy, as_bytes, is_on_several_devices, move_to_device
+from dtj.parallel.strategy import (
+    SENT,
+    Strategy,
+    as_bytes,
+    broadcast,
+    is_on_several_devices,
+    move_to_device,
+)
 
 _IGNORED = "_ddp_params_and_buffers_to_ignore"  # torch's attribute of a module
 _BUFFERS = "forward_sync_buffers"
@@ -128,7 +134,7 @@ class RebuildableDDP(DistributedDataParallel):
         setattr(module, _IGNORED, ignored)
         for name, tensor in _tensors(module):
             if init_sync and name in self._sent_as_bytes:
-                dist.broadcast(as_bytes(tensor), src=0)
+                broadcast(tensor)
         if hook:
             self.register_comm_hook(None, hook.average)
         self.calls = 0

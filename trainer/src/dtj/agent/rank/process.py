@@ -196,19 +196,10 @@ class RankProcess:
         os.close(self.stacks)
         recorded = self.error_file.close()
         if recorded and code != 0 and not self._failure and not self.killed:
-            self._failure = {
-                "message": recorded,
-                "reason": "Exception",
-                "at": datetime.now(UTC).isoformat(),
-            }
+            self._failed("Exception", message=recorded)
         if code == contract.EXIT_DONE and self.must_stop and not self.uses_dtj:
             code = contract.EXIT_SIGNAL + signal.SIGTERM
-            self._failure = {
-                "message": _LEFT_ON_REQUEST,
-                "isForPeople": True,
-                "reason": "ExitCode",
-                "at": datetime.now(UTC).isoformat(),
-            }
+            self._failed("ExitCode", message=_LEFT_ON_REQUEST, isForPeople=True)
         self.ending = self._ended(
             contract.EXIT_SIGNAL - code if code < 0 else code, signal_number=-code if code < 0 else None
         )
@@ -257,13 +248,16 @@ class RankProcess:
         if "exitCode" in self._failure:
             self.kill()
             return
-        reason = "PeerLost" if is_shared else "Hang"
-        self._failure = {"reason": reason, "message": message, "at": datetime.now(UTC).isoformat()}
+        self._failed("PeerLost" if is_shared else "Hang", message=message)
         self.kill_group()
 
     def mark_oom_killed(self) -> None:
         """The OOM killer killed it; this replaces any reason that it reported."""
-        self._failure = {"reason": "OOMKilled", "at": datetime.now(UTC).isoformat()}
+        self._failed("OOMKilled")
+
+    def _failed(self, reason: str, **more: Any) -> None:
+        """Note the cause of its end, in the words of a rank's report and in place of one."""
+        self._failure = {"reason": reason, "at": datetime.now(UTC).isoformat(), **more}
 
     def failing(self) -> Ending:
         """It reported a failure and will exit once its exit functions are done."""
