@@ -21,26 +21,32 @@ from dtj.ranks.stop import StopFlag
 from dtj.ranks.world import World
 from dtj.telemetry import report_pipe
 
+_JOINED = 5  # an exit code
+
 
 class Agent:
     """The agent's ends of the pipes of one rank."""
 
-    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch, *, generation: int = 1) -> None:
         self._orders = os.pipe()
         self._reports = os.pipe()
         self._store = store
         control_pipe.open_pipe(self._orders[0])
         monkeypatch.setattr(report_pipe, "_pipe", None)
         report_pipe.open_pipe(self._reports[1])
-        env = {"GENERATION": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "CONNECT_SECONDS": 60}
-        for name, value in env.items():
+        env = {"GENERATION": generation, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port}
+        for name, value in (env | {"CONNECT_SECONDS": 60}).items():
             monkeypatch.setenv(getattr(contract, name), str(value))
 
     def order(self, **order: object) -> None:
         os.write(self._orders[1], json.dumps(order).encode() + b"\n")
 
-    def announce(self, number: int) -> None:
-        self.order(number=number, addr="127.0.0.1", port=self._store.port, connect_s=60)
+    def announce(self, number: int, store: Store | None = None) -> None:
+        self.order(number=number, addr="127.0.0.1", port=(store or self._store).port, connect_s=60)
+
+    def wait_for(self, kind: str) -> None:
+        while not any(kind in report for report in self.reports()):
+            pass
 
     def reports(self) -> list[dict[str, object]]:
         return [json.loads(line) for line in os.read(self._reports[0], 65536).splitlines()]
@@ -53,8 +59,8 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     store.stop()
 
 
-def open_groups() -> ProcessGroups:
-    groups = ProcessGroups(World(size=2), (torch.device("cpu"),), StopFlag(), in_place=True)
+def open_groups(rank: int = 0) -> ProcessGroups:
+    groups = ProcessGroups(World(rank=rank, size=2), (torch.device("cpu"),), StopFlag(), in_place=True)
     groups.open()
     return groups
 
@@ -133,3 +139,26 @@ def test_generation_that_is_replaced_while_a_rank_joins_is_left(
         groups.open()
     assert calls == [1, 2]
     assert agent.reports() == [{"ready": 1}, {"ready": 2}]
+
+
+def test_rank_whose_peer_died_while_they_connected_joins_its_successor(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both look under the same names in the store, although only one of them has tried before."""
+
+    def rank(number: int) -> None:
+        open_groups(number)
+        os._exit(_JOINED)
+
+    monkeypatch.setenv(contract.CONNECT_SECONDS, "2")  # with a peer that never comes
+    survivor = fork_helper(lambda: rank(0), keep=range(3, 1000))
+    agent.order(go=1)
+    agent.wait_for("unformed")
+    store = Store.start()
+    successor = Agent(store, monkeypatch, generation=2)
+    ranks = survivor, fork_helper(lambda: rank(1), keep=range(3, 1000))
+    agent.announce(2, store)
+    for each in (agent, successor):
+        each.order(go=2)
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks] == [_JOINED, _JOINED]
+    store.stop()

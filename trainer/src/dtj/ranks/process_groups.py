@@ -97,6 +97,9 @@ class ProcessGroups:
                 self._retired.add(list(dist.distributed_c10d._world.pg_map))
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group()
+        # torch names groups by their number, and that is their place in the store. It starts again at 0 only
+        # if there was a default group: not if joining it failed, and then no newcomer would find this rank.
+        dist.distributed_c10d._world.group_count = 0
 
     def _enter(self) -> None:
         assert self._control_pipe is not None
