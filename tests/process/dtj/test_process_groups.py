@@ -141,6 +141,31 @@ def test_generation_that_is_replaced_while_a_rank_joins_is_left(
     assert agent.reports() == [{"ready": 1}, {"ready": 2}]
 
 
+def test_rank_does_not_wait_for_a_peer_that_died_before_it_connected(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gloo waits for it for minutes, and cannot be interrupted."""
+
+    class SecondAttemptError(Exception):
+        pass
+
+    attempts: list[int] = []
+
+    def waits_in_the_library(*_: object, **__: object) -> None:
+        attempts.append(len(attempts))
+        if len(attempts) > 1:
+            raise SecondAttemptError
+        agent.announce(2)
+        agent.order(go=2)
+        threading.Event().wait()
+
+    monkeypatch.setattr(process_groups, "open_group", waits_in_the_library)
+    monkeypatch.setattr(process_groups, "_CHECK_S", 0.01)
+    agent.order(go=1)
+    with pytest.raises(SecondAttemptError):
+        open_groups()
+
+
 def test_rank_whose_peer_died_while_they_connected_joins_its_successor(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dtj.parallel.strategy import local_part
+from dtj.ranks import waits
 
 # Large enough that latency does not matter, small enough to cost little memory beside the model.
 _BUCKET_BYTES = 32 * 2**20
@@ -21,7 +22,7 @@ def average(tensors: Iterable[torch.Tensor], group: "dist.ProcessGroup | None") 
         flat = torch.cat([t.reshape(-1) for t in bucket]).div_(size)
         pending.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))
     for bucket, flat, work in pending:
-        work.wait()
+        waits.wait(work, flat.device)
         unflatten(flat, bucket)
 
 
@@ -41,7 +42,7 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: "dist.ProcessGr
     for parameter in missing:
         parameter.grad = torch.zeros_like(parameter)
     average((local_part(p.grad) for p in trained), group)
-    agreed.wait()
+    waits.wait(agreed, used.device)
     if missing:  # all others need not wait for the device
         for parameter, is_used in zip(trained, used.tolist(), strict=True):
             if not is_used:

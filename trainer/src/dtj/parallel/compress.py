@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from dtj.parallel.average import average, unflatten
+from dtj.ranks import waits
 
 Future = torch.futures.Future[torch.Tensor]
 _as_they_are: Callable[[Any, Any], Future] = default_hooks.allreduce_hook
@@ -28,6 +29,7 @@ class Hook:
     """One of torch's hooks, and the base of the others. While `paused`, gradients are not compressed."""
 
     def __init__(self, hook: Callable[[Any, Any], Future] = _as_they_are) -> None:
+        """The default sends gradients as they are, as DDP does without a hook."""
         self.paused = False
         self._hook = hook
 
@@ -35,7 +37,8 @@ class Hook:
         """The hook itself: DDP calls it for each bucket."""
         # A sparse gradient, of an embedding, has a bucket of its own, and sends only its rows anyway.
         sends_whole = self.paused or bucket.buffer().is_sparse
-        return _as_they_are(None, bucket) if sends_whole else self._send(bucket)
+        found = _as_they_are(None, bucket) if sends_whole else self._send(bucket)
+        return waits.until_done(found) if waits.may_last(bucket.buffer().device) else found
 
     def _send(self, bucket: Any) -> Future:
         return self._hook(None, bucket)

@@ -20,6 +20,7 @@ from dtj.parallel.strategy import (
     is_on_several_devices,
     move_to_device,
 )
+from dtj.ranks import waits
 
 _IGNORED = "_ddp_params_and_buffers_to_ignore"  # torch's attribute of a module
 _BUFFERS = "forward_sync_buffers"
@@ -135,10 +136,10 @@ class RebuildableDDP(DistributedDataParallel):
         for name, tensor in _tensors(module):
             if init_sync and name in self._sent_as_bytes:
                 broadcast(tensor)
-        if hook:
-            self.register_comm_hook(None, hook.average)
         self.calls = 0
         self._how = {"device": device, "hook": hook} | options
+        # Registered by the first forward: the user may register another one before, and DDP takes one only.
+        self._hook = hook or (Hook() if waits.may_last(device) else None)
         self._all = list(module.parameters())
         self._trained = [p.requires_grad for p in self._all]
 
@@ -146,12 +147,19 @@ class RebuildableDDP(DistributedDataParallel):
         """The module's forward; gradients of its backward are averaged."""
         if torch.is_grad_enabled():
             self.calls += 1
+            if self._hook:
+                self.register_comm_hook(None, self._hook.average)
             trained = [p.requires_grad for p in self._all]
             if trained != self._trained and any(trained):
                 syncs = self.require_backward_grad_sync
                 self.rebuild()
                 self.require_backward_grad_sync = syncs
         return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
+
+    def register_comm_hook(self, state: object, hook: Any) -> None:
+        """As DDP's: the hook averages each bucket of gradients."""
+        self._hook = None
+        super().register_comm_hook(state, hook)
 
     def _assign_modules_buffers(self) -> None:
         """Called by DDP before it sends the buffers."""

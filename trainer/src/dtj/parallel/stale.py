@@ -19,6 +19,7 @@ from dtj.errors import RecipeError
 from dtj.parallel.average import unflatten
 from dtj.parallel.layout import Layout
 from dtj.parallel.strategy import Replicated
+from dtj.ranks import waits
 
 
 class Stale(Replicated):
@@ -44,7 +45,7 @@ class Stale(Replicated):
             return
         mean, work = self._pending.popleft()
         if work is not None:
-            work.wait()
+            waits.wait(work, mean.device)
         unflatten(mean, [_gradient(p) for p in self.weights])
 
     def end_backward(self) -> None:
@@ -59,9 +60,9 @@ class Stale(Replicated):
 
     def state_dict(self) -> dict[str, Any]:
         """The averages that are not applied yet; waits for them."""
-        for _, work in self._pending:
+        for mean, work in self._pending:
             if work is not None:
-                work.wait()
+                waits.wait(work, mean.device)
         return {"under_way": [mean for mean, _ in self._pending]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

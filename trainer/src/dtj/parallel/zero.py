@@ -20,6 +20,7 @@ from dtj.errors import RecipeError
 from dtj.parallel.average import buckets, unflatten
 from dtj.parallel.ddp import DataParallel
 from dtj.parallel.layout import Layout
+from dtj.ranks import waits
 
 # Buckets of updated parameters that are sent at a time: enough to keep the network busy, with little memory.
 _IN_FLIGHT = 4
@@ -99,7 +100,7 @@ def _without_gradients(parameters: list[nn.Parameter], closure: Callable[[], Any
 
 
 def _receive(bucket: list[torch.Tensor], flat: torch.Tensor, work: Any) -> None:
-    work.wait()
+    waits.wait(work, flat.device)
     unflatten(flat, bucket)
 
 

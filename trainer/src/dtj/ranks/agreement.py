@@ -19,6 +19,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from dtj.ranks import waits
+
 # Target time between messages. If steps are short, a stop takes effect about this long after the signal.
 _INTERVAL_S = 0.2
 # If steps take this long, a message is read where it was started: a stop takes effect at the end of the
@@ -80,7 +82,7 @@ class Agreement:
         if self._sums is None:
             return None
         if self._work is not None:
-            self._work.wait()
+            waits.wait(self._work, self._sums.device)
         sums = Message(*self._sums.tolist())
         ranks = dist.get_world_size(self._group) if self._group is not None else 1
         self._sums, self._work = None, None

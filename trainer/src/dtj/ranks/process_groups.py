@@ -11,6 +11,7 @@ import faulthandler
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain
@@ -20,7 +21,7 @@ import torch.distributed as dist
 
 from dtj import contract
 from dtj.errors import Stopped, is_peer_loss
-from dtj.ranks import control_pipe, exchange, gloo_sockets
+from dtj.ranks import control_pipe, exchange, gloo_sockets, waits
 from dtj.ranks.stop import StopFlag
 from dtj.ranks.world import RENDEZVOUS_TIMEOUT, World, open_group
 from dtj.telemetry import heartbeat, report_pipe
@@ -30,6 +31,8 @@ _MOST_PORTS = 16
 # Opening the groups has three parts, and each ends after the time to connect. A rank that takes longer than
 # this many of these times hangs in the library, where no error and no other thread can reach it.
 _LONGEST_OPEN = 4
+# How often a rank that joins its groups checks whether they were replaced.
+_CHECK_S = 1.0
 
 
 @dataclass(eq=False)
@@ -127,13 +130,42 @@ class ProcessGroups:
             store = dist.TCPStore(  # type: ignore[attr-defined]
                 target.addr, target.port, is_master=False, timeout=timeout, use_libuv=False
             )
-            self.control = open_group(self.world, self.devices, store=store, timeout=timeout)
+            if self.can_heal:
+                self.control = self._open_in_thread(target, store, timeout)
+            else:
+                self.control = open_group(self.world, self.devices, store=store, timeout=timeout)
             if self.devices[0].type != "cpu":  # NCCL's sockets are left alone: its groups end by themselves
                 return
             self._own_ports = gloo_sockets.listening_ports() - before
             self._leave_if_replaced(target)  # later news shuts down the connections to these ports
             self._ports = _of_all(self._own_ports, self.control) | {target.port}
             self._leave_if_replaced(target)  # later news shuts down all connections
+
+    def _open_in_thread(
+        self, target: control_pipe.Generation, store: "torch._C._distributed_c10d.Store", timeout: timedelta
+    ) -> dist.ProcessGroup:
+        """As `open_group`, but leave if the generation is replaced.
+
+        gloo waits five times the timeout for a peer that died before it connected, and cannot be interrupted.
+        The thread is left to itself then.
+        """
+        opening: Future[dist.ProcessGroup] = Future()
+
+        def run() -> None:
+            try:
+                opening.set_result(open_group(self.world, self.devices, store=store, timeout=timeout))
+            except BaseException as error:  # noqa: BLE001 - raised by the main thread
+                opening.set_exception(error)
+
+        threading.Thread(target=run, name="dtj-opens-groups", daemon=True).start()
+        was_replaced = False
+        while True:
+            try:
+                return opening.result(timeout=_CHECK_S)
+            except TimeoutError:
+                if was_replaced:  # a second check: else it may have been about to fail
+                    self._leave_if_replaced(target)
+                was_replaced = self._is_replaced(target)
 
     def _break(self) -> None:
         """Make every collective in flight fail now, in any thread.
@@ -143,6 +175,7 @@ class ProcessGroups:
         """
         if self._own_ports or self._ports:
             gloo_sockets.shut_down(own=self._own_ports, theirs=self._ports)
+        waits.end_all()
 
     def _leave_if_replaced(self, target: control_pipe.Generation) -> None:
         if self._is_replaced(target):
