@@ -11,7 +11,7 @@ import faulthandler
 import os
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent import futures
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain
@@ -149,7 +149,7 @@ class ProcessGroups:
         gloo waits five times the timeout for a peer that died before it connected, and cannot be interrupted.
         The thread is left to itself then.
         """
-        opening: Future[dist.ProcessGroup] = Future()
+        opening: futures.Future[dist.ProcessGroup] = futures.Future()
 
         def run() -> None:
             try:
@@ -159,13 +159,11 @@ class ProcessGroups:
 
         threading.Thread(target=run, name="dtj-opens-groups", daemon=True).start()
         was_replaced = False
-        while True:
-            try:
-                return opening.result(timeout=_CHECK_S)
-            except TimeoutError:
-                if was_replaced:  # a second check: else it may have been about to fail
-                    self._leave_if_replaced(target)
-                was_replaced = self._is_replaced(target)
+        while not futures.wait([opening], timeout=_CHECK_S).done:
+            if was_replaced:  # at the second check: before it may have been about to fail
+                self._leave_if_replaced(target)
+            was_replaced = self._is_replaced(target)
+        return opening.result()
 
     def _break(self) -> None:
         """Make every collective in flight fail now, in any thread.
