@@ -41,6 +41,16 @@ def stacks(*threads: list[str], main: str = "Current thread") -> str:
             id="the caller of a function that waits",
         ),
         pytest.param(
+            [[frame("/lib/torch/futures/__init__.py", 80, "wait"), frame("/app/train.py", 9, "load")]],
+            ("/app/train.py:9 in load", ""),
+            id="the caller of a function of torch that waits",
+        ),
+        pytest.param(
+            [[frame("/lib/concurrent/futures/_base.py", 305, "wait"), frame("/app/train.py", 9, "load")]],
+            ("/app/train.py:9 in load", ""),
+            id="the caller of a function that waits for a thread",
+        ),
+        pytest.param(
             [[frame("/lib/queue.py")]],
             ("/lib/queue.py:7 in run", ""),
             id="only functions that wait",

@@ -170,6 +170,7 @@ def test_functions_of_torch_that_pass_on_a_call_exist() -> None:
     """Skipped by frames.py; the wait for a collective of tensor parallel is below them."""
     assert Path(torch._ops.__file__).parts[-2:] == ("torch", "_ops.py")
     assert (Path(torch.__file__).parent / "_library" / "autograd.py").exists()
+    assert Path(torch.futures.__file__).parts[-3:] == ("torch", "futures", "__init__.py")
 
 
 def test_our_own_code_that_waits_for_a_collective_is_recognized() -> None:

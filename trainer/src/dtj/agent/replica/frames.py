@@ -7,9 +7,10 @@ from pathlib import Path
 
 from dtj.agent.wire.probe import NOWHERE, Place
 
-# Python's own waiting functions, and torch's call of any operator: the frame of their caller says more.
+# What waits in Python and torch, and torch's call of any operator: the frame of their caller says more.
 _WAITING = re.compile(
-    r"/(threading|queue|selectors|subprocess)\.py$|/multiprocessing/|/torch/(_ops\.py$|_library/)"
+    r"/(threading|queue|selectors|subprocess)\.py$|/multiprocessing/|/concurrent/futures/"
+    r"|/torch/(_ops\.py$|_library/|futures/)"
 )
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 _MAIN = ("Main thread", "Current thread")

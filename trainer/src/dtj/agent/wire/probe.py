@@ -14,6 +14,7 @@ WAITING_FRAMES = (
         "dtj/ranks/agreement.py",
         "dtj/ranks/control_pipe.py",
         "dtj/ranks/process_groups.py",
+        "dtj/ranks/waits.py",
         "dtj/healing/handover.py",
         "dtj/ranks/node.py",
     ),
