@@ -210,6 +210,19 @@ print("weights", [round(float(p.detach().sum()), 5) for p in model.parameters()]
 """
 
 
+COUNTED = """
+from dtj.parallel.compress import Hook
+
+compressed, average = [], Hook.average
+
+def counted(self, state, bucket):
+    compressed.append(run.step)
+    return average(self, state, bucket)
+
+Hook.average = counted
+"""
+
+
 def test_layers_may_be_frozen_and_unfrozen_between_steps(
     finish: Callable[..., Finished], tmp_path: Path
 ) -> None:
@@ -229,6 +242,16 @@ def test_layers_may_be_frozen_and_unfrozen_between_steps(
     ]
     assert (len(found), len(set(found))) == (3, 1)
     assert found[0].endswith("hook [0, 1, 2, 3, 4, 5]")
+
+
+def test_gradients_are_compressed_also_in_a_step_that_unfreezes_layers(
+    finish: Callable[..., Finished], tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(COUNTED + THAWING + "print('compressed in', sorted(set(compressed)))\n")
+    ended = finish("run", "--nproc", 2, "--compress", "bf16", script)
+    assert ended.code == 0, ended.err
+    assert ended.out.count("compressed in [0, 1, 2, 3, 4, 5]") == 2
 
 
 def test_model_that_is_not_called_through_its_wrapper_is_refused(

@@ -147,13 +147,13 @@ class RebuildableDDP(DistributedDataParallel):
         """The module's forward; gradients of its backward are averaged."""
         if torch.is_grad_enabled():
             self.calls += 1
-            if self._hook:
-                self.register_comm_hook(None, self._hook.average)
             trained = [p.requires_grad for p in self._all]
             if trained != self._trained and any(trained):
                 syncs = self.require_backward_grad_sync
                 self.rebuild()
                 self.require_backward_grad_sync = syncs
+            if self._hook:
+                self.register_comm_hook(None, self._hook.average)
         return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
 
     def register_comm_hook(self, state: object, hook: Any) -> None:

@@ -60,5 +60,5 @@ def _complete(found: "Future[Any]", done: "Future[Any]") -> None:
         _waiting.discard(found)
     try:
         found.set_result(done.value())
-    except RuntimeError as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, the wait must end
         found.set_exception(error)
