@@ -29,8 +29,8 @@ from dtj.telemetry import heartbeat, report_pipe
 # On which one rank's gloo listens: one for each group, and some of other threads that began at this moment.
 _MOST_PORTS = 16
 # Opening the groups has three parts, and each ends after the time to connect, or is left when the generation
-# is replaced. A rank that takes longer than this many of these times hangs in the library, where no error and no
-# other thread can reach it.
+# is replaced. A rank that takes longer than this many of these times hangs in the library, where no error and
+# no other thread can reach it.
 _LONGEST_OPEN = 4
 # How often a rank that joins its groups checks whether they were replaced.
 _CHECK_S = 1.0
