@@ -12,32 +12,66 @@ import torch.distributed as dist
 from dtj import contract
 from dtj.agent.child_process import end_helper, fork_helper
 from dtj.agent.coordinator.store import Store
-from dtj.ranks import waits
+from dtj.ranks import exchange, waits
 
 _BYTES = 1 << 26  # more than a connection holds
 _LEFT = 5  # an exit code
 _PATIENCE_S = 60
 
 
-def fork(rank: int, port: int, broadcasts: Callable[[torch.Tensor], None], *, keep: list[int]) -> int:
-    """Fork a rank of two, the first of which has ones."""
+def fork(rank: int, port: int, act: Callable[[], None], *, keep: list[int]) -> int:
+    """Fork a rank of two."""
 
     def run() -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(_PATIENCE_S)
         store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-        broadcasts(torch.full((_BYTES,), 1 - rank, dtype=torch.uint8))
+        act()
 
     return fork_helper(run, keep=keep)
 
 
-def stops_while_it_receives(data: torch.Tensor) -> None:
-    dist.broadcast(data, src=0, async_op=True)
-    while not data[0]:
-        pass
-    os.kill(os.getpid(), signal.SIGSTOP)
+def broadcasts() -> None:
+    data = torch.ones(_BYTES, dtype=torch.uint8)
+    work = dist.broadcast(data, src=0, async_op=True)
+    assert work
+    waits.wait(work, data.device)
 
 
-def test_sender_whose_peer_died_leaves_with_the_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+def receives_broadcast() -> tuple[torch.Tensor, dist.Work | None]:
+    data = torch.zeros(_BYTES, dtype=torch.uint8)
+    return data, dist.broadcast(data, src=0, async_op=True)
+
+
+def hands_over() -> None:
+    exchange.send({"state": torch.ones(_BYTES, dtype=torch.uint8)}, to=[1], group=all_ranks())
+
+
+def receives_state() -> tuple[torch.Tensor, dist.Work | None]:
+    length = torch.zeros(1, dtype=torch.int64)
+    dist.recv(length, src=0)
+    data = torch.zeros(int(length), dtype=torch.uint8)
+    return data, dist.irecv(data, src=0)
+
+
+def all_ranks() -> dist.ProcessGroup:
+    assert dist.group.WORLD
+    return dist.group.WORLD
+
+
+@pytest.mark.parametrize(
+    ("sends", "receives"),
+    [
+        pytest.param(broadcasts, receives_broadcast, id="a collective"),
+        pytest.param(hands_over, receives_state, id="a state"),
+    ],
+)
+def test_sender_whose_peer_died_leaves_with_the_generation(
+    monkeypatch: pytest.MonkeyPatch,
+    sends: Callable[[], None],
+    receives: Callable[[], tuple[torch.Tensor, dist.Work | None]],
+) -> None:
     """The peer dies while data is queued for it. Then gloo wakes those that receive, and no sender."""
     monkeypatch.setenv(contract.GENERATION, "1")
     news, announce = os.pipe()
@@ -46,19 +80,21 @@ def test_sender_whose_peer_died_leaves_with_the_generation(monkeypatch: pytest.M
         os.read(news, 1)
         waits.end_all()
 
-    def sends(data: torch.Tensor) -> None:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(_PATIENCE_S)
-        work = dist.broadcast(data, src=0, async_op=True)
-        assert work
+    def leaves() -> None:
         threading.Thread(target=leaves_on_news, daemon=True).start()
         try:
-            waits.wait(work, data.device)
+            sends()
         except RuntimeError:
             os._exit(_LEFT)
 
+    def stops_while_it_receives() -> None:
+        data, _work = receives()
+        while not data[0]:
+            pass
+        os.kill(os.getpid(), signal.SIGSTOP)
+
     store = Store.start()
-    sender = fork(0, store.port, sends, keep=[news])
+    sender = fork(0, store.port, leaves, keep=[news])
     peer = fork(1, store.port, stops_while_it_receives, keep=[])
     assert os.WIFSTOPPED(os.waitpid(peer, os.WUNTRACED)[1])
     end_helper(peer)

@@ -87,8 +87,8 @@ class TopK(WithFeedback):
         values = flat[indices]
         all_values = [torch.empty_like(values) for _ in range(size)]
         all_indices = [torch.empty_like(indices, dtype=torch.int32) for _ in range(size)]
-        dist.all_gather(all_values, values)
-        dist.all_gather(all_indices, indices.int())
+        for found, mine in ((all_values, values), (all_indices, indices.int())):
+            waits.wait(dist.all_gather(found, mine, async_op=True), flat.device)
         mean = torch.zeros_like(flat)
         for their_indices, their_values in zip(all_indices, all_values, strict=True):
             mean.index_add_(0, their_indices.long(), their_values, alpha=1 / size)

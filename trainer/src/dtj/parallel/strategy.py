@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dtj.errors import RecipeError
 from dtj.parallel.layout import Layout
+from dtj.ranks import waits
 from dtj.ranks.world import set_collective_timeout
 
 if TYPE_CHECKING:
@@ -330,7 +331,8 @@ def broadcast_weights(model: nn.Module, device: torch.device) -> None:
 
 def broadcast(tensor: torch.Tensor) -> None:
     """Copy rank 0's values to every rank."""
-    dist.broadcast(tensor if tensor.dtype in SENT else as_bytes(tensor), src=0)
+    sent = tensor if tensor.dtype in SENT else as_bytes(tensor)
+    waits.wait(dist.broadcast(sent, src=0, async_op=True), tensor.device)
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

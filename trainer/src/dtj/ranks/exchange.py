@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from dtj.errors import RecipeError
+from dtj.ranks import waits
 
 _REDUCTIONS = {"mean": "SUM", "sum": "SUM", "max": "MAX", "min": "MIN"}
 
@@ -24,7 +25,7 @@ def broadcast(value: Any, *, src: int, group: "dist.ProcessGroup") -> Any:
     length = torch.tensor([len(mine)], device=device)
     dist.broadcast(length, group_src=src, group=group)
     data = mine if is_sender else torch.empty(int(length), dtype=torch.uint8, device=device)
-    dist.broadcast(data, group_src=src, group=group)
+    waits.wait(dist.broadcast(data, group_src=src, group=group, async_op=True), device)
     return value if is_sender else _decode(data)
 
 
@@ -42,7 +43,7 @@ def share_state(state: Any, *, group: "dist.ProcessGroup") -> Any:
         if isinstance(value, torch.Tensor):
             whole = leaves[number].contiguous() if is_sender else torch.empty(value.shape, dtype=value.dtype)
             there = whole.reshape(-1).view(torch.uint8).to(_device_of(group))
-            dist.broadcast(there, src=0, group=group)
+            waits.wait(dist.broadcast(there, src=0, group=group, async_op=True), there.device)
             found[number] = there.cpu().view(value.dtype).view(value.shape)
     return state if is_sender else tree_unflatten(found, structure)
 
@@ -59,9 +60,13 @@ def gather(value: Any, *, group: "dist.ProcessGroup") -> list[Any]:
 def send(value: Any, *, to: Iterable[int], group: "dist.ProcessGroup") -> None:
     """Send a value to these ranks of the group, which call `receive`."""
     data = _encode(value, _device_of(group))
-    for rank in to:
-        dist.send(torch.tensor([len(data)], device=data.device), group=group, group_dst=rank)
-        dist.send(data, group=group, group_dst=rank)
+
+    def run() -> None:
+        for rank in to:
+            dist.send(torch.tensor([len(data)], device=data.device), group=group, group_dst=rank)
+            dist.send(data, group=group, group_dst=rank)
+
+    waits.run(run, data.device)
 
 
 def receive(source: int, *, group: "dist.ProcessGroup") -> Any:
@@ -107,7 +112,8 @@ def reduce(mine: torch.Tensor, how: str) -> torch.Tensor:
     found = mine.clone()
     if not dist.is_initialized():
         return found
-    dist.all_reduce(found, op=getattr(dist.ReduceOp, _REDUCTIONS[how]))
+    operation = getattr(dist.ReduceOp, _REDUCTIONS[how])
+    waits.wait(dist.all_reduce(found, op=operation, async_op=True), found.device)
     return found / dist.get_world_size() if how == "mean" else found
 
 

@@ -10,6 +10,7 @@ Only under an agent: its ranks end without waiting for threads that may yet comp
 
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,12 +37,39 @@ def until_done(work: "Future[Any]") -> "Future[Any]":
     return found
 
 
-def wait(work: dist.Work, device: torch.device) -> None:
-    """Wait for a collective of this device's tensors; RuntimeError if it fails."""
+def wait(work: dist.Work | None, device: torch.device) -> None:
+    """Wait for a collective of this device's tensors; RuntimeError if it fails.
+
+    work  None if this rank is not in the group
+    """
+    if work is None:
+        return
     if may_last(device):
         until_done(work.get_future()).wait()
     else:
         work.wait()
+
+
+def run(collective: Callable[[], object], device: torch.device) -> None:
+    """Call one that has no work to wait for, as `dist.send`; RuntimeError if it fails.
+
+    In a thread, which is left to itself if `end_all` comes first.
+    """
+    if not may_last(device):
+        collective()
+        return
+    done: Future[Any] = Future()
+
+    def complete() -> None:
+        try:
+            collective()
+            done.set_result(None)
+        except Exception as error:  # noqa: BLE001 - raised by the thread that waits
+            done.set_exception(error)
+
+    found = until_done(done)
+    threading.Thread(target=complete, name="dtj-sends", daemon=True).start()
+    found.wait()
 
 
 def end_all() -> None:
