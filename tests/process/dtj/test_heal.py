@@ -127,6 +127,42 @@ def test_newcomer_finds_the_loop_in_which_the_others_are(finish: Finish, tmp_pat
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+USES_A_HOOK = """
+import os, pathlib, signal
+import torch
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+import dtj
+
+run = dtj.init(seed=1)
+model = run.parallel(torch.nn.Linear(2, 1))
+model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = run.data(torch.utils.data.TensorDataset(torch.arange(24.0).reshape(12, 2) / 24), global_batch=4)
+run.state(model=model, optimizer=optimizer, data=data)
+mark = pathlib.Path(os.environ["OUT"], "lost")
+for batch in run.steps(6):
+    run.backward(lambda mb: model(mb[0]).square().mean(), batch)
+    if run.rank == 1 and run.step == 2 and "LOSES" in os.environ and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.step()
+    optimizer.zero_grad()
+print("at the end", *(w.hex() for p in model.parameters() for w in p.flatten().tolist()), flush=True)
+"""
+
+
+def test_users_own_comm_hook_stays_when_a_rank_is_replaced(finish: Finish, tmp_path: Path) -> None:
+    script, found = tmp_path / "script.py", []
+    script.write_text(USES_A_HOOK)
+    for env in ({}, {"LOSES": 1}):
+        ended = finish("run", "--nproc", 2, "--max-restarts", 1, script, OUT=tmp_path, **env)
+        assert ended.code == 0, ended.err
+        found.append(set(re.findall("at the end .*", ended.out)))
+    assert "restarted rank 1; other ranks kept their state" in ended.err
+    assert len(found[0]) == 1, "the ranks differ"
+    assert found[0] == found[1]
+
+
 USES_VALUES_OF_THE_STEP = """
 import os, pathlib, signal, sys
 import torch

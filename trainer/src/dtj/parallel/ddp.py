@@ -138,8 +138,10 @@ class RebuildableDDP(DistributedDataParallel):
                 broadcast(tensor)
         self.calls = 0
         self._how = {"device": device, "hook": hook} | options
+        own = hook or (Hook() if waits.may_last(device) else None)
         # Registered by the first forward: the user may register another one before, and DDP takes one only.
-        self._hook = hook or (Hook() if waits.may_last(device) else None)
+        self._comm_hook: tuple[object, Any] | None = (None, own.average) if own else None
+        self._is_registered = False
         self._all = list(module.parameters())
         self._trained = [p.requires_grad for p in self._all]
 
@@ -152,13 +154,13 @@ class RebuildableDDP(DistributedDataParallel):
                 syncs = self.require_backward_grad_sync
                 self.rebuild()
                 self.require_backward_grad_sync = syncs
-            if self._hook:
-                self.register_comm_hook(None, self._hook.average)
+            if self._comm_hook and not self._is_registered:
+                self.register_comm_hook(*self._comm_hook)
         return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
         """As DDP's: the hook averages each bucket of gradients."""
-        self._hook = None
+        self._comm_hook, self._is_registered = (state, hook), True
         super().register_comm_hook(state, hook)
 
     def _assign_modules_buffers(self) -> None:
@@ -169,12 +171,12 @@ class RebuildableDDP(DistributedDataParallel):
 
     def rebuild(self) -> None:
         """Use the current default group from now on. No communication; weights and hooks of the user stay."""
-        module, how, is_training, calls = self.module, self._how, self.training, self.calls
-        of_user = {name: vars(self)[name] for name in vars(nn.Module()) if "hook" in name}
+        module, how, is_training = self.module, self._how, self.training
+        kept = ("calls", "_comm_hook", *(name for name in vars(nn.Module()) if "hook" in name))
+        before = {name: vars(self)[name] for name in kept}
         del self.reducer  # takes its hooks off the parameters
         self.__init__(module, init_sync=False, **how)  # type: ignore[misc]
-        vars(self).update(of_user)
-        self.calls = calls
+        vars(self).update(before)
         self.train(is_training)  # type: ignore[no-untyped-call]
 
 
