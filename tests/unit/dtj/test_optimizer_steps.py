@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+from torch.distributed.checkpoint import state_dict
 
 from dtj.agent.rank.optimizer_steps import OptimizerSteps
 from dtj.telemetry import heartbeat
@@ -76,3 +77,25 @@ def test_count_of_a_resumed_optimizer_continues(mine: SharedHeartbeat) -> None:
     after.load_state_dict(before.state_dict())
     Steps().make(after)
     assert mine.step == 8
+
+
+def test_count_continues_after_a_load_for_which_torch_itself_makes_a_step(mine: SharedHeartbeat) -> None:
+    """`get_state_dict` and `set_state_dict` step a new optimizer, so that it has a state to be replaced."""
+    models = [torch.nn.Linear(1, 1, bias=False) for _ in range(2)]
+    before, after = [torch.optim.Adam(model.parameters()) for model in models]
+    Steps().make(before, 7)
+    saved = state_dict.get_optimizer_state_dict(models[0], before)
+    steps = OptimizerSteps()
+    after.register_step_pre_hook(steps.before)
+    after.register_step_post_hook(steps.after)
+    state_dict.set_optimizer_state_dict(models[1], after, saved)
+    assert mine.signs == 7 + 1
+    for count in (8, 9):
+        models[1](torch.ones(1)).sum().backward()
+        after.step()
+        assert mine.step == count
+
+
+def test_count_of_an_optimizer_that_does_not_count_its_steps(mine: SharedHeartbeat) -> None:
+    Steps().make(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]), 4)
+    assert mine.step == 4

@@ -7,6 +7,8 @@ from typing import Any
 from dtj.telemetry import heartbeat
 from dtj.telemetry.busy_time import BusyTime
 
+# torch.distributed.checkpoint makes a step of a new optimizer before it loads the optimizer's state.
+_MADE_BEFORE_LOAD = 1
 # So many steps of other optimizers, and none of the one that is counted: that one is no longer used.
 _MOST_OF_OTHERS = 100
 
@@ -48,7 +50,9 @@ class OptimizerSteps:
     def after(self, optimizer: Any, *_: object) -> None:
         """Called after each step of any optimizer."""
         if self._counted() is optimizer:
-            self._done = self._done + 1 if self._done else _steps_made(optimizer)
+            self._done += 1
+            if self._done <= 1 + _MADE_BEFORE_LOAD:
+                self._done = max(self._done, _steps_made(optimizer))
             self._of_others = 0
             self._busy_time.after_step()
         else:
@@ -58,7 +62,7 @@ class OptimizerSteps:
 
 
 def _steps_made(optimizer: Any) -> int:
-    """Steps of an optimizer after its first step; includes those before a restart, if it counts them.
+    """Steps that the optimizer has made; includes those before a restart. 1 if it does not count them.
 
     Otherwise a script that resumes from its own checkpoint would seem to make no progress.
     """
