@@ -141,10 +141,17 @@ def test_generation_that_is_replaced_while_a_rank_joins_is_left(
     assert agent.reports() == [{"ready": 1}, {"ready": 2}]
 
 
-def test_rank_does_not_wait_for_a_peer_that_died_before_it_connected(
-    agent: Agent, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "waits",
+    [
+        pytest.param("torch.distributed.TCPStore", id="store that is gone"),
+        pytest.param("dtj.ranks.process_groups.open_group", id="peer that died before it connected"),
+    ],
+)
+def test_rank_does_not_wait_for_what_a_generation_that_was_replaced_has_lost(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, waits: str
 ) -> None:
-    """gloo waits for it for minutes, and cannot be interrupted."""
+    """torch and gloo wait for it for a minute or longer, and cannot be interrupted."""
 
     class SecondAttemptError(Exception):
         pass
@@ -159,7 +166,7 @@ def test_rank_does_not_wait_for_a_peer_that_died_before_it_connected(
         agent.order(go=2)
         threading.Event().wait()
 
-    monkeypatch.setattr(process_groups, "open_group", waits_in_the_library)
+    monkeypatch.setattr(waits, waits_in_the_library)
     monkeypatch.setattr(process_groups, "_CHECK_S", 0.01)
     agent.order(go=1)
     with pytest.raises(SecondAttemptError):

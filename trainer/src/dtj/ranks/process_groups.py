@@ -127,14 +127,8 @@ class ProcessGroups:
         before = gloo_sockets.listening_ports()
         timeout = timedelta(seconds=target.connect_s) if self.can_heal else RENDEZVOUS_TIMEOUT
         with _bounded(_LONGEST_OPEN * target.connect_s if self.can_heal else None):
-            # A client: it does not matter to it whether the server uses libuv, which torch may lack.
-            store = dist.TCPStore(  # type: ignore[attr-defined]
-                target.addr, target.port, is_master=False, timeout=timeout, use_libuv=False
-            )
-            if self.can_heal:
-                self.control = self._open_in_thread(target, store, timeout)
-            else:
-                self.control = open_group(self.world, self.devices, store=store, timeout=timeout)
+            join = self._join_in_thread if self.can_heal else self._join
+            self.control = join(target, timeout)
             if self.devices[0].type != "cpu":  # NCCL's sockets are left alone: its groups end by themselves
                 return
             self._own_ports = gloo_sockets.listening_ports() - before
@@ -142,19 +136,25 @@ class ProcessGroups:
             self._ports = _of_all(self._own_ports, self.control) | {target.port}
             self._leave_if_replaced(target)  # later news shuts down all connections
 
-    def _open_in_thread(
-        self, target: control_pipe.Generation, store: "torch._C._distributed_c10d.Store", timeout: timedelta
-    ) -> dist.ProcessGroup:
-        """As `open_group`, but leave if the generation is replaced.
+    def _join(self, target: control_pipe.Generation, timeout: timedelta) -> dist.ProcessGroup:
+        # A client: it does not matter to it whether the server uses libuv, which torch may lack.
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            target.addr, target.port, is_master=False, timeout=timeout, use_libuv=False
+        )
+        self._leave_if_replaced(target)  # its store is gone, and the port may be that of the next
+        return open_group(self.world, self.devices, store=store, timeout=timeout)
 
-        gloo waits five times the timeout for a peer that died before it connected, and cannot be interrupted.
-        The thread is left to itself then.
+    def _join_in_thread(self, target: control_pipe.Generation, timeout: timedelta) -> dist.ProcessGroup:
+        """As `_join`, but leave if the generation is replaced.
+
+        torch waits up to three times the timeout for a store that is gone, gloo five times for a peer that
+        died before it connected, and neither can be interrupted. The thread is left to itself then.
         """
         opening: futures.Future[dist.ProcessGroup] = futures.Future()
 
         def run() -> None:
             try:
-                opening.set_result(open_group(self.world, self.devices, store=store, timeout=timeout))
+                opening.set_result(self._join(target, timeout))
             except BaseException as error:  # noqa: BLE001 - raised by the main thread
                 opening.set_exception(error)
 
