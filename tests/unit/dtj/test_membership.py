@@ -489,6 +489,13 @@ def test_all_ranks_restart_if_none_holds_the_run() -> None:
     assert found.ended(end(1, 1), 1, NOW) == [Form(2, frozenset(), 3)]
 
 
+def test_all_ranks_restart_if_no_survivor_lived_to_hear_of_the_generation() -> None:
+    found = formed()
+    assert found.ended(end(2, 137), 1, NOW) == [Form(2, frozenset({0, 1}), 3)]
+    assert found.ended(end(1, 137), 1, NOW) == []
+    assert found.ended(end(0, 137), 1, NOW) == [Form(3, frozenset(), 3)]
+
+
 def test_all_ranks_restart_if_one_was_done_before_another_failed() -> None:
     found = formed()
     assert found.ended(end(0, 0), 1, NOW) == []

@@ -1,16 +1,18 @@
-"""What a rank does if its pod is asked to stop while it waits for a lost rank."""
+"""What a rank does if it waits for a lost one and its pod is asked to stop, or if all others are lost."""
 
 import signal
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from dtj.contract import EXIT_SIGNAL
+from dtj.contract import EXIT_PEER_LOST, EXIT_SIGNAL
 from dtj.data.feed import Feed
 from dtj.data.source import Source
 from dtj.errors import Stopped
+from dtj.healing.handover import Handover
 from dtj.healing.recovery import Recovery
 from dtj.ranks.world import World
 from dtj.step.progress import Progress
@@ -22,6 +24,26 @@ def lose_a_peer(*_: Any) -> None:
 
 def stop(_error: RuntimeError) -> None:
     raise Stopped(EXIT_SIGNAL + signal.SIGTERM)
+
+
+def recovery_of(
+    groups: Any, checkpointer: Any = None, *, save_alone: Callable[[], object] = lambda: None
+) -> Recovery:
+    return Recovery(
+        groups=groups,
+        checkpointer=checkpointer,
+        progress=Progress(feed=Feed(Source(), device=torch.device("cpu"))),
+        on_new_groups=lambda: None,
+        save_alone=save_alone,
+    )
+
+
+def test_newcomer_ends_if_no_rank_holds_the_state_that_it_expects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has not shared its first weights with the other ranks, so it cannot start a run either."""
+    monkeypatch.setattr(Handover, "compare", lambda *_, **__: None)
+    newcomer = recovery_of(SimpleNamespace(is_healing=True, control=object()))
+    with pytest.raises(SystemExit, match=str(EXIT_PEER_LOST)):
+        newcomer.joins_survivors()
 
 
 @pytest.mark.parametrize(
@@ -40,13 +62,7 @@ def test_who_saves_alone(rank: int, is_evaluation: bool, done: list[str]) -> Non
     world = World(rank=rank, size=12, local_rank=rank % 4, local_size=4)
     groups: Any = SimpleNamespace(world=world, reform=stop, can_heal=True)
     checkpointer: Any = SimpleNamespace(saved_step=None, act_for_rank_0=lambda: found.append("act"))
-    recovery = Recovery(
-        groups=groups,
-        checkpointer=checkpointer,
-        progress=Progress(feed=Feed(Source(), device=torch.device("cpu"))),
-        on_new_groups=lambda: None,
-        save_alone=lambda: found.append("save"),
-    )
+    recovery = recovery_of(groups, checkpointer, save_alone=lambda: found.append("save"))
     recovery.mark_restored()
     with pytest.raises(Stopped):
         recovery.run_verb(lose_a_peer, is_evaluation=is_evaluation)

@@ -94,7 +94,9 @@ class Recovery:
 
     def joins_survivors(self) -> bool:
         """Other ranks hold the state in memory; this rank receives it at the point where they wait."""
-        return self.groups.is_healing and self._compare()
+        if self.groups.is_healing:
+            self._compare()
+        return self.groups.is_healing
 
     def mark_restored(self) -> None:
         """This rank has restored its checkpoint, or there is none: its state is complete."""
@@ -173,14 +175,12 @@ class Recovery:
             progress.loops, progress.step, progress.is_over, progress.verb, progress.feed.position
         )
 
-    def _compare(self) -> bool:
-        """Compare points with the other ranks; False if no rank has state, so the run has to start."""
+    def _compare(self) -> None:
+        """Compare points with the other ranks; SystemExit if the last rank with the state is lost."""
         point = self._point if self._has_state else NO_STATE
         target = self._handover.compare(point, self._control, results=self._results)
         if target is None:
-            if self.progress.has_begun:  # the last rank with the state is lost
-                raise SystemExit(EXIT_PEER_LOST)
-            return False
+            raise SystemExit(EXIT_PEER_LOST)
         if target.is_over:
             self.progress.ends_at = target.step
         if not self._has_state:
@@ -190,7 +190,6 @@ class Recovery:
         elif self.is_behind:
             self._has_state = False
             report_pipe.send({"hold": False})
-        return True
 
     @property
     def _control(self) -> "dist.ProcessGroup":

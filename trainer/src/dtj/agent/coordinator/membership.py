@@ -246,7 +246,9 @@ class Membership:
         self._healable.discard(ending.rank)
         if generation != self.state.generation or not self.is_formed:
             self._blame(self._last_incident, ending)  # too late to be counted, but it may be the cause
-            return []
+            # Its ranks expect the state of a survivor, so that each would start with weights of its own.
+            has_lost_all = self.is_formed and self._kept and not self._healable
+            return self.renew() if has_lost_all else []
         if ending.rank // self.job.processes in self.stopping or (self.stopping and ending.stopped_unsaved):
             return []  # the generation ends when the replica that stops has left
         self._gone.add(ending.rank)
