@@ -12,6 +12,7 @@ import torch.distributed as dist
 from dtj import contract
 from dtj.agent.child_process import end_helper, fork_helper
 from dtj.agent.coordinator.store import Store
+from dtj.parallel.ddp import RebuildableDDP
 from dtj.ranks import exchange, waits
 
 _BYTES = 1 << 26  # more than a connection holds
@@ -44,6 +45,12 @@ def receives_broadcast() -> tuple[torch.Tensor, dist.Work | None]:
     return data, dist.broadcast(data, src=0, async_op=True)
 
 
+def sends_buffers() -> None:
+    module = torch.nn.Linear(1, 1)
+    module.register_buffer("mask", torch.ones(_BYTES, dtype=torch.uint8))
+    RebuildableDDP(module, device=torch.device("cpu"), init_sync=False)(torch.ones(1))
+
+
 def hands_over() -> None:
     exchange.send({"state": torch.ones(_BYTES, dtype=torch.uint8)}, to=[1], group=all_ranks())
 
@@ -64,6 +71,7 @@ def all_ranks() -> dist.ProcessGroup:
     ("sends", "receives"),
     [
         pytest.param(broadcasts, receives_broadcast, id="a collective"),
+        pytest.param(sends_buffers, receives_broadcast, id="the buffers of a model"),
         pytest.param(hands_over, receives_state, id="a state"),
     ],
 )
