@@ -3,7 +3,10 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
@@ -14,10 +17,12 @@ from dtj.agent.child_process import end_helper, fork_helper
 from dtj.agent.coordinator.store import Store
 from dtj.parallel.ddp import RebuildableDDP
 from dtj.ranks import exchange, waits
+from dtj.ranks.world import World, open_group
 
 _BYTES = 1 << 26  # more than a connection holds
 _LEFT = 5  # an exit code
 _PATIENCE_S = 60
+_CONNECT_S = 4
 
 
 def fork(rank: int, port: int, act: Callable[[], None], *, keep: list[int]) -> int:
@@ -108,4 +113,24 @@ def test_sender_whose_peer_died_leaves_with_the_generation(
     end_helper(peer)
     os.write(announce, b"!")
     assert os.waitstatus_to_exitcode(os.waitpid(sender, 0)[1]) == _LEFT
+    store.stop()
+
+
+def test_state_may_come_later_than_a_peer_may_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To collect a large state takes long, and the ranks that need it get it one after the other."""
+    monkeypatch.setenv(contract.GENERATION, "1")
+    store = Store.start()
+
+    def run(rank: int) -> None:
+        client = dist.TCPStore("127.0.0.1", store.port, is_master=False)  # type: ignore[attr-defined]
+        world, cpu = World(rank=rank, size=2), torch.device("cpu")
+        group = open_group(world, (cpu,), store=client, timeout=timedelta(seconds=_CONNECT_S))
+        if rank == 0:
+            time.sleep(1.5 * _CONNECT_S)
+            exchange.send("state", to=[1], group=group)
+        elif exchange.receive(0, group=group) == "state":
+            os._exit(_LEFT)
+
+    ranks = [fork_helper(partial(run, rank), keep=[]) for rank in range(2)]
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks] == [0, _LEFT]
     store.stop()

@@ -118,7 +118,7 @@ def open_group(
 
     devices  of this rank; the default group is bound to the device if there is only one
     store    of the rendezvous; None: `env://`
-    timeout  for connecting; afterwards that of `set_collective_timeout` holds
+    timeout  for connecting; afterwards collectives have that of `set_collective_timeout`
     """
     if store is None:
         choose_store()
@@ -137,12 +137,15 @@ def open_group(
     return group
 
 
+def collective_timeout() -> timedelta:
+    """How long a collective may take: 30 minutes, or a day under an agent."""
+    return _WATCHED_TIMEOUT if contract.GENERATION in os.environ else RENDEZVOUS_TIMEOUT
+
+
 def set_collective_timeout(group: "dist.ProcessGroup | None") -> None:
-    """Let a collective of this group take 30 minutes, or a day under an agent; None: the default group."""
+    """Let a collective of this group take so long; None: the default group."""
     change = getattr(dist, "set_timeout", None)  # since torch 2.15
-    (change or dist.distributed_c10d._set_pg_timeout)(
-        _WATCHED_TIMEOUT if contract.GENERATION in os.environ else RENDEZVOUS_TIMEOUT, group
-    )
+    (change or dist.distributed_c10d._set_pg_timeout)(collective_timeout(), group)
 
 
 def choose_store() -> None:
