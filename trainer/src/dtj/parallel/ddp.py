@@ -2,16 +2,15 @@
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from inspect import signature
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dtj.errors import RecipeError
-from dtj.parallel.average import buckets, unflatten
 from dtj.parallel.compress import Hook
 from dtj.parallel.layout import Layout
 from dtj.parallel.strategy import (
@@ -175,16 +174,11 @@ class RebuildableDDP(DistributedDataParallel):
         self, tensors: list[torch.Tensor], buffer_size: int, authoritative_rank: int = 0
     ) -> None:
         """Called by DDP to send the buffers. DDP's own wait would not end with the generation."""
-        if not waits.may_last(tensors[0].device):
-            super()._distributed_broadcast_coalesced(  # type: ignore[no-untyped-call]
-                tensors, buffer_size, authoritative_rank
-            )
-            return
-        for bucket in buckets(sorted(tensors, key=lambda tensor: str(tensor.dtype))):
-            flat, group = torch.cat([each.reshape(-1) for each in bucket]), self.process_group
-            work = dist.broadcast(flat, group_src=authoritative_rank, group=group, async_op=True)
-            waits.wait(work, flat.device)
-            unflatten(flat, bucket)
+        send = partial(super()._distributed_broadcast_coalesced, tensors, buffer_size, authoritative_rank)
+        if sum(tensor.nbytes for tensor in tensors) <= waits.LEAST_HELD:
+            send()
+        else:
+            waits.run(send, tensors[0].device)
 
     def rebuild(self) -> None:
         """Use the current default group from now on. No communication; weights and hooks of the user stay."""

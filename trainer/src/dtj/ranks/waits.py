@@ -19,6 +19,9 @@ from torch.futures import Future
 
 from dtj import contract
 
+# A connection without other data takes so many bytes at once, so no sender waits (Linux: net.ipv4.tcp_wmem).
+LEAST_HELD = 1 << 13
+
 _lock = threading.Lock()
 _waiting: "set[Future[Any]]" = set()
 
