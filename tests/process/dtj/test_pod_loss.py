@@ -147,6 +147,17 @@ def test_spent_budget_ends_all_pods_and_names_the_right_culprit(start: Start, tm
     assert [log["inPlace"] for log in logs] == [1, 1, 1], "every pod reports the in-place restart"
 
 
+def test_pods_whose_last_lives_were_too_short_for_a_step_report_the_highest_one(
+    start: Start, tmp_path: Path
+) -> None:
+    faults = " ".join(["0@5:forward:exit"] * 2)
+    job = Pods(start, tmp_path, replicas=2, DTJ_MAX_RESTARTS_WITHOUT_PROGRESS=1, FAULTS=faults)
+    assert [pod.wait().code for pod in [job.run(0), job.run(1)]] == [3, 76]
+    logs = [json.loads((tmp_path / f"log-{index}").read_text()) for index in range(2)]
+    assert [(log["step"], log["withoutProgress"]) for log in logs] == [(5, 1), (5, 1)]
+    assert "before its first step" in logs[0]["message"]
+
+
 def test_pod_of_an_older_attempt_is_refused(start: Start, tmp_path: Path) -> None:
     job = Pods(start, tmp_path, replicas=2, DTJ_ATTEMPT=4)
     first = job.run(0)

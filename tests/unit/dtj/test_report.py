@@ -6,6 +6,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -116,10 +117,25 @@ def test_message_is_cut_to_fit_and_keeps_its_end(message: str) -> None:
 
 def test_restarts_are_reported_only_if_they_are_known() -> None:
     known = outcome.termination_fields(
-        [end(0, 3)], ranks=range(8), reported={}, generation=3, in_place=2, now=START
+        [end(0, 3)], ranks=range(8), reported={}, generation=3, known={"in_place": 2}, now=START
     )
     unknown = outcome.termination_fields([end(0, 3)], ranks=range(8), reported={}, generation=3, now=START)
     assert (known["inPlace"], unknown["inPlace"]) == (2, None)
+
+
+def test_a_life_without_a_step_reports_the_highest_step_of_the_run() -> None:
+    """Or the operator would take a job that fails again at once for one that reports no steps."""
+    brief = outcome.termination_fields(
+        [end(0, 3)], ranks=range(8), reported={}, generation=3, known={"best_step": 7}, now=START
+    )
+    assert brief["step"] == 7
+    assert "before its first step" in brief["message"]
+
+    longer = [replace(end(0, 3), step=4)]
+    fields = outcome.termination_fields(
+        longer, ranks=range(8), reported={}, generation=3, known={"best_step": 7}, now=START
+    )
+    assert fields["step"] == 4
 
 
 def test_short_message_is_left_whole() -> None:

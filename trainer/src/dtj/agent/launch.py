@@ -327,8 +327,7 @@ class _Agent:
                 elsewhere=elsewhere,
                 reported=self._status.reported,
                 generation=self._status.generation,
-                in_place=self._orders.in_place,
-                without_progress=self._orders.without_progress,
+                known=self._orders.coordinator_state,
                 now=datetime.now(UTC),
             )
             _write(self._options.termination_log, fields)

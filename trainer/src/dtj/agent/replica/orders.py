@@ -63,14 +63,9 @@ class Orders:
         self._probed: list[RankStacks] = []  # logged if they turn out to belong to a hang
 
     @property
-    def in_place(self) -> int | None:
-        """In-place restarts in this attempt, as last reported by the coordinator; None before that."""
-        return self._coordinator_state.get("in_place")
-
-    @property
-    def without_progress(self) -> int | None:
-        """Restarts in a row since the last progress, likewise."""
-        return self._coordinator_state.get("without_progress")
+    def coordinator_state(self) -> Message:
+        """The fields of `CoordinatorState` as last received; before that, those of the environment."""
+        return self._coordinator_state
 
     def remember(self, past: CoordinatorState) -> None:
         """Tell the coordinator what the operator counted before this agent started, such as a lost pod."""

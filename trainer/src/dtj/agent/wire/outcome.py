@@ -10,6 +10,7 @@ import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, TypeGuard
 
 from dtj import contract
@@ -127,8 +128,7 @@ def termination_fields(
     elsewhere: dict[str, Any] | None = None,
     reported: Mapping[str, Any],
     generation: int,
-    in_place: int | None = None,
-    without_progress: int | None = None,
+    known: Mapping[str, Any] = MappingProxyType({}),
     now: datetime,
 ) -> dict[str, Any]:
     """The fields of the termination message, uncut; `fit` makes them short enough.
@@ -136,8 +136,8 @@ def termination_fields(
     ranks             of this pod
     elsewhere         `failure_fields` of the rank of another replica that failed the job
     reported          what the ranks last reported about the run, as in /status
-    in_place          in-place restarts in this attempt, as far as this agent knows
-    without_progress  restarts in a row since the last progress, likewise
+    known             the coordinator's state, as far as this agent knows it; its best step counts if these
+                      ranks did not live for a step
     """
     endings = list(endings)
     culprit = first_cause(endings)
@@ -146,7 +146,7 @@ def termination_fields(
     code = exit_code(endings)
     saved = reported.get("checkpoint")
     return {
-        "step": step,
+        "step": known.get("best_step") if step is None else step,
         **{name: reported.get(name) for name in _LAST_REPORTED},
         "reason": culprit.cause if culprit else ("Stopped" if code == contract.EXIT_STOPPED else "Done"),
         "rank": culprit.rank if culprit and culprit.rank in ranks else None,
@@ -154,8 +154,8 @@ def termination_fields(
         "message": describe(culprit, step) if culprit else _success(len(endings), step, code),
         "checkpoint": saved and saved["path"],
         "generation": generation,
-        "inPlace": in_place,
-        "withoutProgress": without_progress,
+        "inPlace": known.get("in_place"),
+        "withoutProgress": known.get("without_progress"),
         "at": stamp(culprit.at if culprit else now),
         "culprit": elsewhere and fit(elsewhere, limit=_CULPRIT_BYTES),
     }
