@@ -136,7 +136,8 @@ async def test_service_that_an_edit_gave_an_address_is_replaced(
 async def test_relabelled_pod_is_replaced(
     cluster: Cluster, kubelet: Kubelet, running: Json, witness: Witness, patch: Json
 ):
-    uid = kubelet.pods["job-1"]["metadata"]["uid"]
+    pod = kubelet.pods["job-1"]
+    uid, node = pod["metadata"]["uid"], pod["spec"]["nodeName"]
     await cluster.submit("other")
     await cluster.until(phase("Running"), "other")
 
@@ -146,6 +147,9 @@ async def test_relabelled_pod_is_replaced(
     await witness.settled()
     job = await cluster.until(phase("Running"))
     assert job["status"]["restarts"]["counted"] == 0
+    failure = job["status"]["failure"]
+    assert (failure["reason"], failure["replica"], failure["node"]) == ("Evicted", 1, node)
+    assert "a label" in failure["message"], "the pod was not deleted"
     assert (await cluster.job("other"))["status"]["restarts"]["total"] == 0
 
 

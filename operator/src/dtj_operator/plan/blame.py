@@ -25,6 +25,7 @@ MESSAGE_TAIL = 2000  # characters kept in the status: the end of a traceback has
 
 _REPORTED = {"Exception": "Exception", "BadRecipe": "Exception", "Hang": "Hang", "OOMKilled": "OOMKilled"}
 DELETED_BY_OTHERS = "the pod was deleted (not by the operator)"
+RELABELLED = "a label by which the operator finds the pod was changed, so the pod is replaced"
 STOPPED = "Stopped"  # the agents stopped all ranks on request
 DISRUPTIONS = ("Evicted", "NodeLost")
 PROGRAM_ERRORS = ("Exception", "ExitCode")
@@ -184,12 +185,14 @@ def exit_report(s: Snapshot, pod: PodView) -> ExitReport:
 
 
 def _deleted(s: Snapshot, index: int) -> Fault:
+    """The fault of a pod that is gone, or of which a label was changed: it may still run."""
+    pod = next((p for p in s.owned if p.index == index and not p.deleting), None)
     return Fault(
         reason="Evicted",
         replica=index,
         rank=_only_rank(s, index),
-        node=s.last_nodes.get(index, ""),
-        message=DELETED_BY_OTHERS,
+        node=s.last_nodes.get(index, "") if pod is None else pod.node,
+        message=DELETED_BY_OTHERS if pod is None else RELABELLED,
         at=s.now,
         disruption=True,
     )
