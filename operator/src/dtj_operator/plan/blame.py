@@ -145,6 +145,13 @@ def is_same_error(fault: Fault, failure: Json) -> bool:
     )
 
 
+def is_known(s: Snapshot, fault: Fault) -> bool:
+    """Whether this failure is in the status: the agents reported it before their pods ended because of it."""
+    known, at = s.memory.failure, times.rfc3339(fault.at)
+    found = (known.get("generation"), known.get("replica"), known.get("rank"), known.get("at"))
+    return fault.generation is not None and found == (fault.generation, fault.replica, fault.rank, at)
+
+
 def in_place_fault(s: Snapshot) -> Fault | None:
     """The fault behind the in-place restarts since the agents last answered, if they report it."""
     answer = s.answer

@@ -90,7 +90,7 @@ def status_entries(s: Snapshot, verdict: Verdict | None) -> list[Json]:
         allowed = avoided(s).required
         known = [replace(faulty, preferred=True) if faulty.node in allowed else faulty for faulty in known]
     fault = verdict.fault if isinstance(verdict, Restart) else blame.in_place_fault(s)
-    if fault is not None and _counts_against_node(s, fault):
+    if fault is not None and not blame.is_known(s, fault) and _counts_against_node(s, fault):
         known = _with_faults(s, known, (fault.node, *_lost_together(s, fault)))
     stuck = {pod.node for pod in s.pods if pod.owner_uid and s.overdue(pod) and s.forced_at(pod) is not None}
     new = stuck - {faulty.node for faulty in known if faulty.stuck}

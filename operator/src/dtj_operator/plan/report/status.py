@@ -266,7 +266,7 @@ def _failures(s: Snapshot, fault: Fault | None) -> list[Json]:
     latest = {"attempt": s.memory.attempt, **_failure_fields(fault)}
     if fault.message:
         latest["message"] = fault.message[-FAILURE_TAIL:]
-    return [latest, *known][:MAX_FAILURES]
+    return [latest, *(known[1:] if blame.is_known(s, fault) else known)][:MAX_FAILURES]
 
 
 def _failure_fields(fault: Fault) -> Json:

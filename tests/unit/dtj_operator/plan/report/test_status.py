@@ -1,5 +1,7 @@
 """The status that people and programs read, and when it is written."""
 
+from dataclasses import replace
+
 import pytest
 
 from dtj_operator.model.agent_status import Progress
@@ -451,6 +453,21 @@ def test_last_five_failures_are_kept_latest_first() -> None:
     ]
     assert {len(each["message"]) for each in failures} == {500}
     assert (given.status["failure"]["exitCode"], len(given.status["failure"]["message"])) == (6, 600)
+
+
+def test_failure_that_the_agents_reported_before_their_pods_ended_counts_once() -> None:
+    known = {"reason": "Signal", "replica": 1, "rank": 1, "generation": 5, "at": at(-1)}
+    node = {"node": "worker-1", "faults": 1, "at": at(-1)}
+    stored = {"failures": [{"attempt": 0, **known}], "failure": known, "avoidedNodes": [node]}
+    given = TWO.running().was("Running", **stored)
+    ending = replace(FAULT, reason="Signal", replica=1, rank=1, node="worker-1", generation=5, at=NOW - 1)
+
+    def recorded(fault: Fault) -> tuple[int, int]:
+        status = status_of(given, Restart(fault, counts=True))
+        return len(status["failures"]), status["avoidedNodes"][0]["faults"]
+
+    assert recorded(ending) == (1, 1)
+    assert recorded(replace(ending, generation=6)) == (2, 2)
 
 
 def test_second_part_of_an_incident_does_not_add_a_failure() -> None:
