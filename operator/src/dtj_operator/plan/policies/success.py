@@ -10,6 +10,9 @@ from dtj_operator.plan.snapshot import Snapshot
 # too.
 TOO_LATE_S = 10.0
 ENDING_S = 10.0  # the end of a pod may be seen this much later than that of replica 0
+# An agent that took part ends soon after its last rank. One that started so slowly that replica 0 was gone
+# would try to reach it forever.
+NEVER_JOINED_S = 120.0
 
 
 def success(s: Snapshot) -> Succeed | None:
@@ -27,10 +30,16 @@ def requeue_at(s: Snapshot) -> float | None:
 
     If it took part, its end is seen by then. A pod that is deleted before its end takes its log along.
     """
+    ended_at = _first_ended_at(s)
+    return None if ended_at is None else s.next_of([ended_at + ENDING_S, ended_at + NEVER_JOINED_S])
+
+
+def _first_ended_at(s: Snapshot) -> float | None:
+    """When the end of replica 0 was seen, if the run is over."""
     first = s.current.get(0)
     if blame.run_finished_at(s) is None or first is None or first.seen.exited is None:
         return None
-    return s.next_of([s.wall(first.seen.exited) + ENDING_S])
+    return s.wall(first.seen.exited)
 
 
 def _too_late(s: Snapshot) -> set[int]:
@@ -42,8 +51,11 @@ def _too_late(s: Snapshot) -> set[int]:
     if run_finished_at is None:
         return set()
     begun = {i for i, pod in s.current.items() if pod.phase != "Pending"}
-    if requeue_at(s) is not None:
+    ended_at = _first_ended_at(s)
+    if ended_at is not None and s.now < ended_at + ENDING_S:
         return set(range(s.size)) - set(s.vanished) - begun
+    if ended_at is not None and s.now >= ended_at + NEVER_JOINED_S:
+        return set(range(s.size)) - set(s.vanished)
     late = {i for i, pod in s.current.items() if _was_bound_too_late(s, pod, run_finished_at)}
     return set(range(s.size)) - set(s.vanished) - (begun - late)
 

@@ -40,6 +40,7 @@ DECIDED = Succeed("SuccessPolicy")
 LAST_WORD = pod(0).succeeded('{"reason": "Done"}')
 OVER = job().replicas(3).elastic(1, 3).running().but(LAST_WORD.seen(exited=NOW - 10), pod(1).succeeded())
 JUST_OVER = OVER.but(LAST_WORD.seen(exited=NOW - 9))
+LONG_OVER = OVER.but(LAST_WORD.seen(exited=NOW - 120))
 
 
 @pytest.mark.parametrize(
@@ -87,6 +88,11 @@ JUST_OVER = OVER.but(LAST_WORD.seen(exited=NOW - 9))
             OVER.but(pod(2), pod(0).succeeded()), None, id="a plain program may continue without replica 0"
         ),
         param(OVER.without(2), None, id="a vanished pod may have taken part"),
+        param(
+            LONG_OVER.but(pod(2).running().placed(NOW - 200)),
+            Succeed("AllRanksSucceeded"),
+            id="a replica that was bound in time, but still runs: its agent had not joined before the end",
+        ),
     ],
 )
 def test_success(given, verdict) -> None:
@@ -95,6 +101,7 @@ def test_success(given, verdict) -> None:
 
 def test_job_is_reconciled_when_a_pod_that_still_runs_counts_as_too_late() -> None:
     assert plan(JUST_OVER.but(pod(2).running().placed(NOW - 9)).snapshot()).requeue_at == NOW + 1
+    assert plan(OVER.but(pod(2).running().placed(NOW - 200)).snapshot()).requeue_at == NOW + 110
 
 
 @pytest.mark.parametrize(
