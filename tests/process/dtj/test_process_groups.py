@@ -151,26 +151,35 @@ def test_generation_that_is_replaced_while_a_rank_joins_is_left(
 def test_rank_does_not_wait_for_what_a_generation_that_was_replaced_has_lost(
     agent: Agent, monkeypatch: pytest.MonkeyPatch, waits: str
 ) -> None:
-    """torch and gloo wait for it for a minute or longer, and cannot be interrupted."""
+    """torch and gloo wait for it for a minute or longer, and cannot be interrupted.
+
+    If a slow peer connects after all, the groups must not be registered in place of the next ones.
+    """
 
     class SecondAttemptError(Exception):
         pass
 
-    attempts: list[int] = []
+    attempts: list[threading.Thread] = []
+    registered: list[int] = []
+    connected = threading.Event()
 
     def waits_in_the_library(*_: object, **__: object) -> None:
-        attempts.append(len(attempts))
+        attempts.append(threading.current_thread())
         if len(attempts) > 1:
+            connected.set()
+            attempts[0].join()
             raise SecondAttemptError
         agent.announce(2)
         agent.order(go=2)
-        threading.Event().wait()
+        connected.wait()
+        registered.append(1)
 
     monkeypatch.setattr(waits, waits_in_the_library)
     monkeypatch.setattr(process_groups, "_CHECK_S", 0.01)
     agent.order(go=1)
     with pytest.raises(SecondAttemptError):
         open_groups()
+    assert registered == []
 
 
 def test_rank_whose_peer_died_while_they_connected_joins_its_successor(

@@ -7,6 +7,7 @@ Without an agent (plain `python` or torchrun) the groups are those of `env://`, 
 """
 
 import contextlib
+import ctypes
 import faulthandler
 import os
 import threading
@@ -148,20 +149,24 @@ class ProcessGroups:
         """As `_join`, but leave if the generation is replaced.
 
         torch waits up to three times the timeout for a store that is gone, gloo five times for a peer that
-        died before it connected, and neither can be interrupted. The thread is left to itself then.
+        died before it connected, and neither can be interrupted. The thread is left to itself then, and
+        ends when it returns from there.
         """
         opening: futures.Future[dist.ProcessGroup] = futures.Future()
 
         def run() -> None:
-            try:
-                opening.set_result(self._join(target, timeout))
-            except BaseException as error:  # noqa: BLE001 - raised by the main thread
-                opening.set_exception(error)
+            with contextlib.suppress(_LeftError, futures.InvalidStateError):
+                try:
+                    opening.set_result(self._join(target, timeout))
+                except BaseException as error:  # noqa: BLE001 - raised by the main thread
+                    opening.set_exception(error)
 
-        threading.Thread(target=run, name="dtj-opens-groups", daemon=True).start()
+        thread = threading.Thread(target=run, name="dtj-opens-groups", daemon=True)
+        thread.start()
         was_replaced = False
         while not futures.wait([opening], timeout=_CHECK_S).done:
             if was_replaced:  # at the second check: before it may have been about to fail
+                _leave(thread)
                 self._leave_if_replaced(target)
             was_replaced = self._is_replaced(target)
         return opening.result()
@@ -205,6 +210,20 @@ class RetiredGroups:
         unused, self._groups = self._groups, groups
         if unused:
             threading.Thread(target=unused.clear, name="dtj-retired-groups", daemon=True).start()
+
+
+class _LeftError(BaseException):
+    """Raised in a thread whose result is not needed any more; no handler of torch's takes it."""
+
+
+def _leave(thread: threading.Thread) -> None:
+    """Let a thread end before its next line of Python.
+
+    A slow peer may yet connect to it. torch would then register the group of a generation that was replaced
+    as the default group, and refuse that of the next one.
+    """
+    assert thread.ident is not None  # it was started
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(_LeftError))
 
 
 @contextlib.contextmanager
