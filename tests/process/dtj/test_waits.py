@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,9 @@ from dtj import contract
 from dtj.agent.child_process import end_helper, fork_helper
 from dtj.agent.coordinator.store import Store
 from dtj.parallel.ddp import RebuildableDDP
+from dtj.parallel.layout import Layout
+from dtj.parallel.pipeline import Pipeline
+from dtj.parallel.stages import Piece
 from dtj.ranks import exchange, waits
 from dtj.ranks.world import World, open_group
 
@@ -65,6 +69,11 @@ def receives_state() -> tuple[torch.Tensor, dist.Work | None]:
     dist.recv(length, src=0)
     data = torch.zeros(int(length), dtype=torch.uint8)
     return data, dist.irecv(data, src=0)
+
+
+class TwoPieces(torch.nn.Sequential):
+    def pipeline_plan(self) -> list[Piece]:
+        return [(layer, [layer]) for layer in self]
 
 
 def all_ranks() -> dist.ProcessGroup:
@@ -133,4 +142,27 @@ def test_state_may_come_later_than_a_peer_may_connect(monkeypatch: pytest.Monkey
 
     ranks = [fork_helper(partial(run, rank), keep=[]) for rank in range(2)]
     assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks] == [0, _LEFT]
+    store.stop()
+
+
+def test_stage_may_wait_longer_than_a_peer_may_take_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank of another stage may be in `run.pause`."""
+    monkeypatch.setenv(contract.GENERATION, "1")
+    store = Store.start()
+
+    def run(rank: int) -> None:
+        client = dist.TCPStore("127.0.0.1", store.port, is_master=False)  # type: ignore[attr-defined]
+        world, cpu = World(rank=rank, size=2), torch.device("cpu")
+        open_group(world, (cpu,), store=client, timeout=timedelta(seconds=_CONNECT_S))
+        strategy = Pipeline(Layout(strategy="pp", sizes={"pp": 2}, rank=rank), cpu)
+        model = strategy.wrap(TwoPieces(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)))
+        batch = SimpleNamespace(x=torch.ones(1, 1), indices=[0])
+        for pause_s in (0, 1.5 * _CONNECT_S):  # in the first step torch has collectives as well
+            if rank == 0:
+                time.sleep(pause_s)
+            strategy.accumulate(lambda micro_batch: model(micro_batch.x).sum(), [batch, batch])
+        os._exit(_LEFT)
+
+    ranks = [fork_helper(partial(run, rank), keep=[]) for rank in range(2)]
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks] == [_LEFT, _LEFT]
     store.stop()

@@ -10,7 +10,7 @@ pipeline.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,9 +21,9 @@ from dtj.errors import RecipeError
 from dtj.parallel.average import average_gradients
 from dtj.parallel.layout import Layout
 from dtj.parallel.stages import keep_own, split_into_stages, users_of
-from dtj.parallel.strategy import Strategy, WeightedLoss, broadcast_weights, make_mesh
+from dtj.parallel.strategy import Strategy, WeightedLoss, broadcast_weights
 from dtj.ranks import exchange
-from dtj.ranks.world import set_collective_timeout
+from dtj.ranks.world import collective_timeout
 
 
 class Pipeline(Strategy):
@@ -50,9 +50,11 @@ class Pipeline(Strategy):
             )
         stages = split_into_stages(model, self._stages)
         broadcast_weights(model, self.device)
-        mesh = make_mesh(self.layout, self.device)
-        self._group = mesh["pp"].get_group()
-        self._data_group = mesh["ddp"].get_group() if "ddp" in self.layout.sizes else None
+        copies = self.layout.size("ddp")
+        self._columns = [range(column, self._stages * copies, copies) for column in range(copies)]
+        self._group = self._open_all(self._columns)
+        rows = (range(stage * copies, (stage + 1) * copies) for stage in range(self._stages))
+        self._data_group = self._open_all(rows) if copies > 1 else None
         self._chain = _Chain([call for call, _ in stages[self._stage]], self)
         users = users_of(stages)
         keep_own(model, users, stage=self._stage, device=self.device)
@@ -178,19 +180,21 @@ class Pipeline(Strategy):
         if self._data_group is not None:
             average_gradients(self._own, self._data_group)
 
+    def _open_all(self, groups: Iterable[Sequence[int]]) -> Any:
+        """Open all of these groups, as every rank does; return the one that this rank is in."""
+        opened = [(ranks, _open(ranks)) for ranks in groups]
+        return next(group for ranks, group in opened if self.layout.rank in ranks)
+
     def _tie(self, users: dict[nn.Parameter, set[int]]) -> list[tuple[nn.Parameter, Any]]:
         """Weights that several stages use, with the group of those stages. Every rank creates every group."""
         found = []
         self._counted_elsewhere: set[nn.Parameter] = set()
-        copies = self.layout.size("ddp")
-        columns = [range(column, self._stages * copies, copies) for column in range(copies)]  # stages of each
         for parameter, stages in users.items():
             if len(stages) < 2:
                 continue
-            for column in columns:
-                group = dist.new_group([column[stage] for stage in sorted(stages)])
+            for column in self._columns:
+                group = _open([column[stage] for stage in sorted(stages)])
                 if self.layout.rank in column and self._stage in stages:
-                    set_collective_timeout(group)  # type: ignore[arg-type]  # a member has a group
                     found.append((parameter, group))
                     if self._stage != min(stages):
                         self._counted_elsewhere.add(parameter)
@@ -206,6 +210,14 @@ def check_one_shape(inputs: Sequence[torch.Tensor], shape: torch.Size) -> None:
                 "but all samples of a pipeline have one shape",
                 fix="pad them to one length in collate, or use --parallel fsdp",
             )
+
+
+def _open(ranks: Sequence[int]) -> Any:
+    """A group of some ranks.
+
+    gloo bounds a send and a receive by the time-out that their group was opened with, so it is not set later.
+    """
+    return dist.new_group(list(ranks), timeout=collective_timeout())
 
 
 class _Captured(Exception):  # noqa: N818 - not an error: how the inputs get out of the user's loss
