@@ -55,7 +55,8 @@ def pod(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     coordinator = Coordinator(membership, watchdog, selector, restarts_hung=restarts_hung, log=logged.append)
     agent = Link(coordinator.link(), now=0.0)
     found = Pod(watchdog=watchdog, coordinator=coordinator, selector=selector, agent=agent, logged=logged)
-    found.send(hello("a"), *({"hold": rank, "holds": True} for rank in range(3)))
+    found.send(hello("a"), *({"ready": [rank, 1]} for rank in range(3)))
+    found.send(*({"hold": rank, "holds": True} for rank in range(3)))
     yield found
     agent.close()
     coordinator.close()

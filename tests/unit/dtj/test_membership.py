@@ -496,6 +496,16 @@ def test_all_ranks_restart_if_no_survivor_lived_to_hear_of_the_generation() -> N
     assert found.ended(end(0, 137), 1, NOW) == [Form(3, frozenset(), 3)]
 
 
+def test_word_that_a_rank_holds_the_run_comes_too_late_if_the_rank_was_replaced() -> None:
+    found = formed(holding=False)
+    found.hold(0, holds=True)
+    assert found.ended(end(2, 137), 1, NOW) == [Form(2, frozenset({0}), 3)]
+    found.hold(1, holds=True)  # sent before its agent heard of the generation
+    for rank in range(3):
+        found.ready(rank, 2, NOW)
+    assert found.ended(end(0, 137), 2, NOW) == [Form(3, frozenset(), 3)]
+
+
 def test_all_ranks_restart_if_one_was_done_before_another_failed() -> None:
     found = formed()
     assert found.ended(end(0, 0), 1, NOW) == []

@@ -18,6 +18,7 @@ def elastic(*, replicas: int, here: int, least: int = 1, most: int = 4, saves: b
     for replica in range(here):
         found.join(hello(replica), NOW)
     for rank in range(here if found.is_formed else 0):
+        found.ready(rank, found.state.generation, NOW)
         found.hold(rank, holds=True)
     return found
 

@@ -182,10 +182,10 @@ class Membership:
 
     def hold(self, rank: int, *, holds: bool) -> list[Action]:
         """Whether a rank holds the run in memory and can join a new generation without a restart."""
-        if holds:
-            self._healable.add(rank)
-        else:
+        if not holds:
             self._healable.discard(rank)
+        elif rank in self._ready:  # else it comes from a process that this generation replaces
+            self._healable.add(rank)
         return []
 
     def ready(self, rank: int, generation: int, now: float) -> list[Action]:
