@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from dtj.errors import RecipeError
 from dtj.ranks import waits
-from dtj.ranks.world import collective_timeout
 
 _REDUCTIONS = {"mean": "SUM", "sum": "SUM", "max": "MAX", "min": "MIN"}
 
@@ -65,7 +64,7 @@ def send(value: Any, *, to: Iterable[int], group: "dist.ProcessGroup") -> None:
     def run() -> None:
         for rank in to:
             for each in (torch.tensor([len(data)], device=data.device), data):
-                _wait(dist.isend(each, group=group, group_dst=rank))
+                waits.wait_for_peer(dist.isend(each, group=group, group_dst=rank))
 
     waits.run(run, data.device)
 
@@ -74,9 +73,9 @@ def receive(source: int, *, group: "dist.ProcessGroup") -> Any:
     """The value that a rank of the group sends."""
     device = _device_of(group)
     length = torch.zeros(1, dtype=torch.int64, device=device)
-    _wait(dist.irecv(length, group=group, group_src=source))
+    waits.wait_for_peer(dist.irecv(length, group=group, group_src=source))
     data = torch.empty(int(length), dtype=torch.uint8, device=device)
-    _wait(dist.irecv(data, group=group, group_src=source))
+    waits.wait_for_peer(dist.irecv(data, group=group, group_src=source))
     return _decode(data)
 
 
@@ -126,12 +125,6 @@ def reducible(value: torch.Tensor | float, how: str, device: torch.device) -> to
     if how == "mean" and not mine.is_floating_point():
         return mine.float()
     return mine.long() if how == "sum" and mine.dtype == torch.bool else mine  # else True + True is True
-
-
-def _wait(work: dist.Work | None) -> None:
-    """Of a send or receive, gloo's own limit is the time to connect, whatever the group's is now."""
-    assert work  # this rank is in the group
-    work.wait(collective_timeout())
 
 
 def _encode(value: Any, device: torch.device) -> torch.Tensor:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from dtj import contract
+from dtj.ranks.world import collective_timeout
 
 # A connection without other data takes so many bytes at once, so no sender waits (Linux: net.ipv4.tcp_wmem).
 LEAST_HELD = 1 << 13
@@ -51,6 +52,12 @@ def wait(work: dist.Work | None, device: torch.device) -> None:
         until_done(work.get_future()).wait()
     else:
         work.wait()
+
+
+def wait_for_peer(work: dist.Work | None) -> None:
+    """Wait for a send or receive: gloo's own limit for it is the time to connect, also after that is over."""
+    assert work  # this rank is in the group
+    work.wait(collective_timeout())
 
 
 def run(collective: Callable[[], object], device: torch.device) -> None:
