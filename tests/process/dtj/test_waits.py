@@ -4,9 +4,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -29,56 +28,58 @@ _PATIENCE_S = 60
 _CONNECT_S = 4
 
 
-def fork(rank: int, port: int, act: Callable[[], None], *, keep: list[int]) -> int:
-    """Fork a rank of two."""
+def fork(
+    rank: int,
+    port: int,
+    act: Callable[[dist.ProcessGroup], None],
+    *,
+    connect_s: float = _PATIENCE_S,
+    keep: Sequence[int] = (),
+) -> int:
+    """Fork a rank of two; `act` gets the group for agreements."""
 
     def run() -> None:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(_PATIENCE_S)
         store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-        act()
+        world, timeout = World(rank=rank, size=2), timedelta(seconds=connect_s)
+        act(open_group(world, (torch.device("cpu"),), store=store, timeout=timeout))
 
-    return fork_helper(run, keep=keep)
+    return fork_helper(run, keep=list(keep))
 
 
-def broadcasts() -> None:
+def broadcasts(_: dist.ProcessGroup) -> None:
     data = torch.ones(_BYTES, dtype=torch.uint8)
     work = dist.broadcast(data, src=0, async_op=True)
     assert work
     waits.wait(work, data.device)
 
 
-def receives_broadcast() -> tuple[torch.Tensor, dist.Work | None]:
+def receives_broadcast(_: dist.ProcessGroup) -> tuple[torch.Tensor, dist.Work | None]:
     data = torch.zeros(_BYTES, dtype=torch.uint8)
     return data, dist.broadcast(data, src=0, async_op=True)
 
 
-def sends_buffers() -> None:
+def sends_buffers(_: dist.ProcessGroup) -> None:
     module = torch.nn.Linear(1, 1)
     module.register_buffer("mask", torch.ones(_BYTES, dtype=torch.uint8))
     RebuildableDDP(module, device=torch.device("cpu"), init_sync=False)(torch.ones(1))
 
 
-def hands_over() -> None:
-    exchange.send({"state": torch.ones(_BYTES, dtype=torch.uint8)}, to=[1], group=all_ranks())
+def hands_over(group: dist.ProcessGroup) -> None:
+    exchange.send({"state": torch.ones(_BYTES, dtype=torch.uint8)}, to=[1], group=group)
 
 
-def receives_state() -> tuple[torch.Tensor, dist.Work | None]:
+def receives_state(group: dist.ProcessGroup) -> tuple[torch.Tensor, dist.Work | None]:
     length = torch.zeros(1, dtype=torch.int64)
-    dist.recv(length, src=0)
+    dist.recv(length, group=group, group_src=0)
     data = torch.zeros(int(length), dtype=torch.uint8)
-    return data, dist.irecv(data, src=0)
+    return data, dist.irecv(data, group=group, group_src=0)
 
 
 class TwoPieces(torch.nn.Sequential):
     def pipeline_plan(self) -> list[Piece]:
         return [(layer, [layer]) for layer in self]
-
-
-def all_ranks() -> dist.ProcessGroup:
-    assert dist.group.WORLD
-    return dist.group.WORLD
 
 
 @pytest.mark.parametrize(
@@ -91,8 +92,8 @@ def all_ranks() -> dist.ProcessGroup:
 )
 def test_sender_whose_peer_died_leaves_with_the_generation(
     monkeypatch: pytest.MonkeyPatch,
-    sends: Callable[[], None],
-    receives: Callable[[], tuple[torch.Tensor, dist.Work | None]],
+    sends: Callable[[dist.ProcessGroup], None],
+    receives: Callable[[dist.ProcessGroup], tuple[torch.Tensor, dist.Work | None]],
 ) -> None:
     """The peer dies while data is queued for it. Then gloo wakes those that receive, and no sender."""
     monkeypatch.setenv(contract.GENERATION, "1")
@@ -102,15 +103,15 @@ def test_sender_whose_peer_died_leaves_with_the_generation(
         os.read(news, 1)
         waits.end_all()
 
-    def leaves() -> None:
+    def leaves(group: dist.ProcessGroup) -> None:
         threading.Thread(target=leaves_on_news, daemon=True).start()
         try:
-            sends()
+            sends(group)
         except RuntimeError:
             os._exit(_LEFT)
 
-    def stops_while_it_receives() -> None:
-        data, _work = receives()
+    def stops_while_it_receives(group: dist.ProcessGroup) -> None:
+        data, _work = receives(group)
         while not data[0]:
             pass
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -127,34 +128,24 @@ def test_sender_whose_peer_died_leaves_with_the_generation(
 
 def test_state_may_come_later_than_a_peer_may_connect(monkeypatch: pytest.MonkeyPatch) -> None:
     """To collect a large state takes long, and the ranks that need it get it one after the other."""
-    monkeypatch.setenv(contract.GENERATION, "1")
-    store = Store.start()
 
-    def run(rank: int) -> None:
-        client = dist.TCPStore("127.0.0.1", store.port, is_master=False)  # type: ignore[attr-defined]
-        world, cpu = World(rank=rank, size=2), torch.device("cpu")
-        group = open_group(world, (cpu,), store=client, timeout=timedelta(seconds=_CONNECT_S))
-        if rank == 0:
-            time.sleep(1.5 * _CONNECT_S)
-            exchange.send("state", to=[1], group=group)
-        elif exchange.receive(0, group=group) == "state":
+    def sends_late(group: dist.ProcessGroup) -> None:
+        time.sleep(1.5 * _CONNECT_S)
+        exchange.send("state", to=[1], group=group)
+
+    def receives(group: dist.ProcessGroup) -> None:
+        if exchange.receive(0, group=group) == "state":
             os._exit(_LEFT)
 
-    ranks = [fork_helper(partial(run, rank), keep=[]) for rank in range(2)]
-    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks] == [0, _LEFT]
-    store.stop()
+    assert exit_codes(monkeypatch, sends_late, receives) == [0, _LEFT]
 
 
 def test_stage_may_wait_longer_than_a_peer_may_take_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rank of another stage may be in `run.pause`."""
-    monkeypatch.setenv(contract.GENERATION, "1")
-    store = Store.start()
 
-    def run(rank: int) -> None:
-        client = dist.TCPStore("127.0.0.1", store.port, is_master=False)  # type: ignore[attr-defined]
-        world, cpu = World(rank=rank, size=2), torch.device("cpu")
-        open_group(world, (cpu,), store=client, timeout=timedelta(seconds=_CONNECT_S))
-        strategy = Pipeline(Layout(strategy="pp", sizes={"pp": 2}, rank=rank), cpu)
+    def trains(_: dist.ProcessGroup) -> None:
+        rank = dist.get_rank()
+        strategy = Pipeline(Layout(strategy="pp", sizes={"pp": 2}, rank=rank), torch.device("cpu"))
         model = strategy.wrap(TwoPieces(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)))
         batch = SimpleNamespace(x=torch.ones(1, 1), indices=[0])
         for pause_s in (0, 1.5 * _CONNECT_S):  # in the first step torch has collectives as well
@@ -163,6 +154,14 @@ def test_stage_may_wait_longer_than_a_peer_may_take_to_connect(monkeypatch: pyte
             strategy.accumulate(lambda micro_batch: model(micro_batch.x).sum(), [batch, batch])
         os._exit(_LEFT)
 
-    ranks = [fork_helper(partial(run, rank), keep=[]) for rank in range(2)]
-    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks] == [_LEFT, _LEFT]
+    assert exit_codes(monkeypatch, trains, trains) == [_LEFT, _LEFT]
+
+
+def exit_codes(monkeypatch: pytest.MonkeyPatch, *acts: Callable[[dist.ProcessGroup], None]) -> list[int]:
+    """Of two ranks that connect within _CONNECT_S; each does one of these."""
+    monkeypatch.setenv(contract.GENERATION, "1")
+    store = Store.start()
+    ranks = [fork(rank, store.port, act, connect_s=_CONNECT_S) for rank, act in enumerate(acts)]
+    found = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
     store.stop()
+    return found
