@@ -50,14 +50,15 @@ def _too_late(s: Snapshot) -> set[int]:
     run_finished_at = blame.run_finished_at(s)
     if run_finished_at is None:
         return set()
+    here = set(range(s.size)) - set(s.vanished)
     begun = {i for i, pod in s.current.items() if pod.phase != "Pending"}
     ended_at = _first_ended_at(s)
     if ended_at is not None and s.now < ended_at + ENDING_S:
-        return set(range(s.size)) - set(s.vanished) - begun
+        return here - begun
     if ended_at is not None and s.now >= ended_at + NEVER_JOINED_S:
-        return set(range(s.size)) - set(s.vanished)
+        return here
     late = {i for i, pod in s.current.items() if _was_bound_too_late(s, pod, run_finished_at)}
-    return set(range(s.size)) - set(s.vanished) - (begun - late)
+    return here - (begun - late)
 
 
 def _was_bound_too_late(s: Snapshot, pod: PodView, run_finished_at: float) -> bool:
