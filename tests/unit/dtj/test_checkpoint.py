@@ -4,6 +4,7 @@ import copy
 import errno
 import os
 import pickle
+import threading
 from collections import Counter, OrderedDict, defaultdict
 from pathlib import Path
 from typing import Any
@@ -329,6 +330,23 @@ def checkpointer(run: Location, say: Any = print) -> tuple[Checkpointer, nn.Modu
     model = nn.Linear(1000, 1)
     found.parts.register({"model": model})
     return found, model
+
+
+def test_volume_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    is_said = threading.Event()
+
+    def say(line: str) -> None:
+        said.append(line)
+        is_said.set()
+
+    def claim(_owner: Owner) -> None:
+        assert is_said.wait(60), "nothing was said while the volume did not answer"
+
+    monkeypatch.setattr("dtj.checkpoint.checkpointer._SILENT_S", 0.01)
+    monkeypatch.setattr(Owner, "claim", claim)
+    checkpointer(tmp_path, say)[0].claim()
+    assert said == [f"{tmp_path} has not answered for 0 s: every rank waits for it"]
 
 
 def flip_a_bit(file: Path, after: bytes) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,9 @@ from dtj.settings import Settings
 
 # If no flag sets an interval: a save takes milliseconds to seconds, and a minute of lost work is acceptable.
 _SAVE_INTERVAL_S = 60.0
+# A volume or store that has not answered for so long is named: a network volume may never answer, and the
+# library of a store tries for minutes before it raises an error.
+_SILENT_S = 20.0
 # In a copy in memory: what belongs to checkpoints, and to no part.
 _KEPT = "dtj/kept"
 
@@ -134,7 +138,8 @@ class Checkpointer:
         """
         if self._is_rank0 and self._owner:
             try:
-                self._owner.claim()
+                with self._said_if_silent():
+                    self._owner.claim()
             except OSError as error:
                 if isinstance(self.run_dir, ObjectPath) and error.errno in {errno.ENOENT, errno.EROFS}:
                     raise RecipeError(
@@ -144,6 +149,18 @@ class Checkpointer:
                     ) from error
                 why = error.strerror or error
                 self.say(f"cannot write to {self.run_dir}: {why}; training continues, each save tries again")
+
+    @contextlib.contextmanager
+    def _said_if_silent(self) -> Iterator[None]:
+        """Print a line if the block takes long: until it ends, all ranks wait."""
+        text = f"{self.run_dir} has not answered for {_SILENT_S:.0f} s: every rank waits for it"
+        timer = threading.Timer(_SILENT_S, self.say, [text])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def restore(self, group: Group) -> int | None:
         """Claim the folder, and load the newest checkpoint into the parts; its step, None if there is none.
