@@ -39,7 +39,8 @@ PROGRAMS = {
     "kube-proxy": Program("kubernetes", "k8s.io/kubernetes/cmd/kube-proxy", 30),
     "kube-scheduler": Program("kubernetes", "k8s.io/kubernetes/cmd/kube-scheduler", 30),
     "kubeadm": Program("kubernetes", "k8s.io/kubernetes/cmd/kubeadm", 35),
-    # For `make integration K8S=1.34`.
+    # For `make integration K8S=1.30`: the oldest release that the chart accepts, and one in between.
+    "kube-apiserver-1.30": Program("kubernetes-1.30", "k8s.io/kubernetes/cmd/kube-apiserver", 240),
     "kube-apiserver-1.34": Program("kubernetes-1.34", "k8s.io/kubernetes/cmd/kube-apiserver", 240),
     # The first release in which gangs are pods of a PodGroup.
     "kube-apiserver-1.36": Program("kubernetes-1.36", "k8s.io/kubernetes/cmd/kube-apiserver", 170),

@@ -12,7 +12,7 @@ from dtj_client.manifest import accelerators
 
 NEEDED = (
     *(("create", KIND), ("get", KIND), ("list", KIND), ("patch", KIND), ("delete", KIND)),
-    *(("list", "pods"), ("get", "pods/log"), ("create", "configmaps"), ("list", "events.events.k8s.io")),
+    *(("list", "pods"), ("get", "pods/log"), ("create", "configmaps"), ("list", "events")),
 )
 TRY = "kubectl dtj doctor --try starts a short job, which finds it out"
 TRIED = {"shared memory", "name resolution"}

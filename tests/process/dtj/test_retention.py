@@ -169,7 +169,8 @@ def assert_older_checkpoint_is_intact(ended: Finished, run: Path) -> None:
     assert "training continues (newest checkpoint: of step 2)" in ended.err
     assert ended.code == 1
     assert "step-5 could not be written" in ended.err
-    assert "Traceback" not in ended.err
+    # From 3.13 on Python prints what fails when a file is deleted that torch has not closed.
+    assert ended.err.count("Traceback") == ended.err.count("Exception ignored in")
     assert names(run) == ["step-2"]
     assert checkpoints.whole(run / "step-2")["step"] == 2
 
