@@ -59,7 +59,7 @@ class Api:
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
         self._config, self._session = config, open_session(config)
-        # What stands before the slash manages the fields that we write: for all pods of the operator the same.
+        # What stands before the slash is the manager of the fields that we write: for all our pods the same.
         self._session.headers["User-Agent"] = f"dtj-operator/{VERSION} ({identity})"
         self._bucket, self._random, self._may_write = bucket, random, may_write
 
