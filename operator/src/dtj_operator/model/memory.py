@@ -42,8 +42,8 @@ class FaultyNode:
 class Memory:
     """The job's status as stored: the operator's only memory.
 
-    restored  the stored status instead, if a backup brought it from an earlier job of this name that had
-              not finished: its start, attempt and steps are not those of this job, which starts anew
+    restored  the stored status instead, if a backup brought it from an earlier job that had not finished:
+              its start, attempt and steps are not those of this job
     """
 
     raw: Json = field(default_factory=dict)
