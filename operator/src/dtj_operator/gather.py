@@ -75,7 +75,8 @@ class Gatherer:
         return await self._queues.complete(key, snapshot), raw
 
     def _snapshot(self, key: Key, raw: Json) -> Snapshot:
-        job, memory, now = spec.parse(raw), Memory(raw.get("status") or {}), self._wall()
+        job, now = spec.parse(raw), self._wall()
+        memory = Memory.of(raw.get("status") or {}, job.uid, is_remote=job.remote)
         self._recovery[key] = job.recovery
         wanted = networking(job, self._readers)
         pods, nodes = self._caches.pods.of(key), self._caches.nodes()

@@ -148,7 +148,7 @@ class Reconciler:
         self, key: Key, s: Snapshot, verdict: Verdict | None, status: Json, job: Json, *, begun: bool
     ) -> tuple[float | None, Json | None]:
         """Write the status if it is due; return when it will be due otherwise, and the job as written."""
-        stored = s.memory.raw
+        stored = s.memory.restored or s.memory.raw
         due = pace.write_at(
             stored,
             status,

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dtj
 from dtj import loop
+from dtj.agent.rank.optimizer_steps import OptimizerSteps
 from dtj.data.device_copy import DeviceCopy
 from dtj.ranks import random_state
 from dtj.step.boundary import Boundary
@@ -67,6 +68,21 @@ def test_own_loader_continues_from_a_checkpoint(tmp_path: Any, monkeypatch: pyte
     assert [len(step) for step in seen] == [4] * 5
     assert sorted(x for step in seen[:3] for x in step) == sorted(X[:, 0].tolist())
     assert len({x for step in seen[3:] for x in step}) == 8
+
+
+def test_step_that_the_optimizer_counts_is_not_shown_in_place_of_the_own_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a restart that optimizer may count from 1: the status would go back to step 1 for a while."""
+    monkeypatch.setattr(heartbeat, "mine", heartbeat.SharedHeartbeat())
+    counter, opt = OptimizerSteps(), torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)
+    run = dtj.init(device="cpu")
+    shown = []
+    for _ in run.steps(2):
+        counter.before(opt)
+        counter.after(opt)
+        shown.append(heartbeat.mine.step)
+    assert shown == [None, 1]
 
 
 def test_micro_batch_with_an_own_loader_is_refused() -> None:

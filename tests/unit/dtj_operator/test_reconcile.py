@@ -15,6 +15,7 @@ from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.jobs import Jobs
 from dtj_operator.model.children import Refusal
+from dtj_operator.model.memory import Memory
 from dtj_operator.model.names import Key
 from dtj_operator.plan.actions import Action, CreatePod, DeletePod
 from dtj_operator.plan.snapshot import Gone, Snapshot
@@ -166,6 +167,19 @@ async def test_job_that_had_finished_keeps_its_phase_while_a_finalizer_keeps_it(
     world = World(job().replicas(2).was("Succeeded").deleted("example.com/audit").snapshot(), DONE)
     assert await Reconciler(*(world,) * 6, may_act=lambda: True)(KEY) is None  # type: ignore[arg-type]
     assert world.written.get("phase", "Succeeded") == "Succeeded"
+
+
+@pytest.mark.asyncio
+async def test_status_of_an_earlier_job_is_replaced() -> None:
+    """A backup restored it; nothing of it may stay, since a patch keeps what it does not name."""
+    earlier = {"phase": "Running", "attempt": 5, "startTime": at(-9999), "failure": {"reason": "Hang"}}
+    snapshot = job().replicas(2).wants(activeDeadlineSeconds=600).with_network().snapshot()
+    memory = Memory.of(earlier | {"selector": "of another"}, "uid", is_remote=False)
+    world = World(replace(snapshot, memory=memory), DONE)
+
+    await Reconciler(*(world,) * 6, may_act=lambda: True)(KEY)  # type: ignore[arg-type]
+    found = {name: world.written[name] for name in earlier}
+    assert found == {"phase": "Pending", "attempt": 0, "startTime": at(0), "failure": None}
 
 
 FAILED = job().replicas(2).with_network().recovery(scope="Replica", backoffSeconds=0).running()

@@ -323,6 +323,7 @@ class Run:
         self._strategy.start(self.step, total)
         progress.loops, progress.verb = progress.loops + 1, 0
         heartbeat.mine.wake()
+        heartbeat.mine.reports_steps()
         report_pipe.send({"step": self.step, "totalSteps": total, "epoch": feed.epoch})
         self._checkpointer.report_if_nothing_is_left(self.step, total)
         self._recovery.report_state()

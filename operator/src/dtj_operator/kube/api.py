@@ -17,7 +17,7 @@ import aiohttp
 import msgspec
 from kubernetes.aio.client import Configuration
 
-from dtj_operator import metrics
+from dtj_operator import VERSION, metrics
 from dtj_operator.kube import stream
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.errors import ApiError, Unavailable, Withheld, kind_of
@@ -59,7 +59,8 @@ class Api:
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
         self._config, self._session = config, open_session(config)
-        self._session.headers["User-Agent"] = f"dtj-operator ({identity})" if identity else "dtj-operator"
+        # What stands before the slash is the manager of the fields that we write: for all our pods the same.
+        self._session.headers["User-Agent"] = f"dtj-operator/{VERSION} ({identity})"
         self._bucket, self._random, self._may_write = bucket, random, may_write
 
     async def close(self) -> None:

@@ -40,9 +40,20 @@ class FaultyNode:
 
 @dataclass(frozen=True)
 class Memory:
-    """The job's status as stored: the operator's only memory."""
+    """The job's status as stored: the operator's only memory.
+
+    restored  the stored status instead, if a backup brought it from an earlier job that had not finished:
+              its start, attempt and steps are not those of this job
+    """
 
     raw: Json = field(default_factory=dict)
+    restored: Json = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, status: Json, uid: str, *, is_remote: bool) -> "Memory":
+        """The memory of the job with this uid; of a remote one, MultiKueue writes the status of its copy."""
+        is_own = is_remote or uid in str(status.get("selector") or uid)
+        return cls(status) if is_own or status.get("phase") in FINAL else cls(restored=status)
 
     @property
     def phase(self) -> str:

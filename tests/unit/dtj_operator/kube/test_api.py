@@ -176,6 +176,24 @@ async def test_patch_is_a_merge_patch_and_keeps_unknown_fields() -> None:
     assert server.asked[0][3] == {"status": {"fieldFromTheFuture": None}}
 
 
+async def test_the_manager_of_written_fields_is_the_same_for_all_pods_of_the_operator() -> None:
+    """The API server takes it from the beginning of the User-Agent, up to a slash."""
+    seen: list[str] = []
+
+    async def remember(request: web.Request) -> web.StreamResponse:
+        seen.append(request.headers["User-Agent"])
+        return await OK(request)
+
+    async with serving(remember, remember) as server:
+        for identity in ("dtj-operator-1", "dtj-operator-2"):
+            api = Api(server.config, Bucket(1e9), Random(1), identity=identity)
+            await api.patch("/x", {})
+            await api.close()
+
+    assert [agent.split("/")[0] for agent in seen] == ["dtj-operator"] * 2
+    assert [agent.split()[1] for agent in seen] == ["(dtj-operator-1)", "(dtj-operator-2)"]
+
+
 async def test_error_contains_an_answer_that_is_not_json() -> None:
     async with talking(*[_html] * 4) as (api, _):
         with pytest.raises(Unavailable, match="proxy says no"):

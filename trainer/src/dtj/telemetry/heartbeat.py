@@ -81,8 +81,11 @@ class SharedHeartbeat:
 
     def stepped(self, step: int) -> None:
         """Record a completed step."""
-        self._reports = True
         self._record(step, is_counted=False)
+
+    def reports_steps(self) -> None:
+        """From now on the program reports its steps: its optimizer may count from 1 after a restart."""
+        self._reports = True
 
     def _record(self, step: int, *, is_counted: bool) -> None:
         self._values[7] = is_counted

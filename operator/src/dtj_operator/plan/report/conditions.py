@@ -14,6 +14,7 @@ from dtj_operator.plan import blame, starting
 from dtj_operator.plan.actions import Fail, Restart, Resume, Succeed, Suspend, Verdict, starts_new_attempt
 from dtj_operator.plan.cautions import GANGS_OFF, cautions, unknown_topology
 from dtj_operator.plan.gang import placed_one_by_one, unreleased, waits_for
+from dtj_operator.plan.policies.restart import backoff_until
 from dtj_operator.plan.policies.size import participating
 from dtj_operator.plan.policies.suspend import held
 from dtj_operator.plan.queue import QUEUED
@@ -316,6 +317,9 @@ def _waits(s: Snapshot) -> str:
     left = sum(pod.deleting and _is_waited_for(s, pod) for pod in s.obsolete)
     if left:
         return f"; {pods_are(left)} still terminating"
+    until = backoff_until(s)
+    if s.missing and until > s.now:
+        return f"; new pods are created after the back-off, at {times.rfc3339(until)}"
     unplaced = [pod.condition("PodScheduled") for pod in s.current.values() if not pod.node]
     if any(found is not None and found.reason == "SchedulingGated" for found in unplaced):
         return "; waiting for their scheduling gates"

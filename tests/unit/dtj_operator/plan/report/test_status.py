@@ -252,6 +252,11 @@ OLD = pod(1).running().deleting()
             "; 1 pod is still terminating",
             id="a deleted job of this name",
         ),
+        param(
+            TWO.was("Recovering", attempt=1, lastTransitionTime=at(0)).recovery(backoffSeconds=300),
+            f"; new pods are created after the back-off, at {at(279)}",
+            id="the back-off",
+        ),
     ],
 )
 def test_job_that_is_starting_says_what_its_pods_wait_for(given: JobBuilder, waits: str) -> None:
