@@ -1,5 +1,7 @@
 """Conditions as in the Kubernetes API conventions: Accepted, PodsReady, Healthy, Suspended, Complete, Failed.
 
+Stalled comes with Failed: kstatus, by which Flux and others judge objects of any kind, knows only that name.
+
 A condition is absent until it applies. lastTransitionTime changes only with the status of the condition.
 """
 
@@ -235,7 +237,7 @@ def _final(s: Snapshot, verdict: Verdict | None) -> list[Found]:
         who = f"replicas {ranges.text(s.job.success, 500)}" if s.job.success else "all ranks"
         return [("Complete", True, verdict.reason, f"{who} exited with code 0")]
     if isinstance(verdict, Fail):
-        return [("Failed", True, verdict.reason, verdict.message)]
+        return [(kind, True, verdict.reason, verdict.message) for kind in ("Failed", "Stalled")]
     return []
 
 

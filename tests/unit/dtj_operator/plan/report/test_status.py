@@ -279,6 +279,7 @@ def test_image_that_runs_as_root_is_reported_with_the_fix() -> None:
     [
         param(Succeed("SuccessPolicy"), "Complete", "SuccessPolicy", id="success"),
         param(Fail("DeadlineExceeded", "late"), "Failed", "DeadlineExceeded", id="failure"),
+        param(Fail("DeadlineExceeded", "late"), "Stalled", "DeadlineExceeded", id="failure, for kstatus"),
         param(Suspend(), "Suspended", "Suspended", id="suspension"),
     ],
 )
