@@ -98,6 +98,12 @@ def package(name: str, what: str, *, fix: str) -> Any:
         raise RecipeError(what, fix=fix) from error
 
 
+def revealed(error: BaseException) -> BaseException:
+    """The disk's error, which torch's writer hides in a RuntimeError; any other error as it is."""
+    hidden = error.__context__
+    return hidden if isinstance(hidden, OSError) and not isinstance(error, OSError) else error
+
+
 def is_peer_loss(error: BaseException) -> bool:
     """The error is a consequence of a lost peer: a collective failed because another rank is gone."""
     return lost_peer(error) is not None
