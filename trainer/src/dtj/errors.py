@@ -6,6 +6,7 @@ DtjError                    exit 1
 │   └── DamagedError        exit 1: the content of a checkpoint is wrong
 ├── SupersededError         exit 76: a process that started later writes to the run's folder; never restarted
 └── MachineError            exit 76: no process or port available; a retry or another node may help
+WorkerLostError             a process that loads samples for this rank died
 Stopped(SystemExit)         not an error: the agreed stop after SIGTERM, exit 75 with a committed checkpoint
 """
 
@@ -70,6 +71,10 @@ class MachineError(DtjError):
     """The agent cannot start the ranks or the rendezvous on this machine."""
 
     exit_code = EXIT_PEER_LOST
+
+
+class WorkerLostError(Exception):
+    """A process that loads samples for this rank was killed."""
 
 
 class Stopped(SystemExit):
