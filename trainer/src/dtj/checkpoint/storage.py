@@ -71,9 +71,14 @@ class Folder:
     def replace(self, name: str, data: bytes, *, writer: str) -> None:
         """Write a small file such that readers see the old content or the new."""
         pending = self._run_dir / f"{name}.{writer}"
-        with self.file(pending) as file:
-            file.write(data)
-        pending.rename(self._run_dir / name)
+        try:
+            with self.file(pending) as file:
+                file.write(data)
+            pending.rename(self._run_dir / name)
+        except OSError:
+            with contextlib.suppress(OSError):
+                pending.unlink()
+            raise
         _fsync(self._run_dir)
 
     def begin(self, step: int, writer: str) -> Path:
