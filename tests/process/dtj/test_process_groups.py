@@ -141,6 +141,35 @@ def test_generation_that_is_replaced_while_a_rank_joins_is_left(
     assert agent.reports() == [{"ready": 1}, {"ready": 2}]
 
 
+def test_generation_whose_store_ends_before_the_next_is_announced_is_not_reported(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log would say that the rank cannot reach its peers."""
+
+    class SecondAttemptError(Exception):
+        pass
+
+    def fails(*_: object, **__: object) -> None:
+        raise SecondAttemptError if groups._generation == 2 else RuntimeError("Failed to recv, got 0 bytes")
+
+    def close_and_announce(groups: ProcessGroups) -> None:
+        close(groups)
+        assert groups._control_pipe
+        groups._control_pipe._news.acquire()  # it reads what follows only once this rank waits for it
+        agent.announce(2)
+        agent.order(go=2)
+
+    groups = ProcessGroups(World(size=2), (torch.device("cpu"),), StopFlag(), in_place=True)
+    close = ProcessGroups.close
+    monkeypatch.setattr(process_groups, "_NEWS_S", 60.0)
+    monkeypatch.setattr(process_groups, "open_group", fails)
+    monkeypatch.setattr(ProcessGroups, "close", close_and_announce)
+    agent.order(go=1)
+    with pytest.raises(SecondAttemptError):
+        groups.open()
+    assert agent.reports() == [{"ready": 1}, {"ready": 2}]
+
+
 @pytest.mark.parametrize(
     "waits",
     [

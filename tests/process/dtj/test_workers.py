@@ -256,7 +256,60 @@ for batch in run.steps(2):
     )
     ended = finish("run", "--nproc", 2, "--workers", 1, script)
     assert ended.code == 1
-    assert re.search(r"DataLoader worker \(pid.*(killed by signal: Killed|exited unexpectedly)", ended.err)
+    assert re.search(
+        r"failed: .*WorkerLostError: DataLoader worker .pid [0-9]+. was killed by SIGKILL .*memory", ended.err
+    )
+
+
+def test_death_of_a_worker_interrupts_nothing_but_the_loading_of_samples(
+    finish: Finish, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import multiprocessing
+import os
+import signal
+import torch
+import dtj
+
+run = dtj.init()
+model = run.parallel(torch.nn.Linear(1, 1))
+run.data(torch.utils.data.TensorDataset(torch.ones(99, 1)), global_batch=1)
+for batch in run.steps(99):
+    run.backward(lambda mb: model(mb[0]).mean(), batch)
+    (worker,) = multiprocessing.active_children()
+    worker.kill()
+    os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)  # its signal arrives here
+    print("not interrupted")
+"""
+    )
+    ended = finish("run", "--workers", 1, script)
+    assert ended.out.count("not interrupted") == 1
+    assert re.search(r"WorkerLostError: DataLoader worker .pid [0-9]+. was killed by SIGKILL", ended.err)
+
+
+def test_signal_of_a_child_does_not_interrupt_the_report_of_a_failure(finish: Finish, tmp_path: Path) -> None:
+    """torch's handler raises an error as a worker dies, also if its rank is failing for the same reason."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import os
+import signal
+
+def torchs(*_):
+    raise RuntimeError("a worker died")
+
+class BrokenError(Exception):
+    def __str__(self):
+        os.kill(os.getpid(), signal.SIGCHLD)
+        return "row 7 is broken"
+
+signal.signal(signal.SIGCHLD, torchs)
+raise BrokenError
+"""
+    )
+    assert "rank 0 failed: BrokenError: row 7 is broken" in finish("run", script).err
 
 
 @pytest.mark.parametrize(

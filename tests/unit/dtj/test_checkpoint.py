@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from dtj.checkpoint import paths, placeholders, reader, restore, save, sharded, storage
 from dtj.checkpoint.checkpointer import Checkpointer
@@ -82,6 +84,24 @@ def test_checkpoint_that_could_not_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"run/step-7 could not be written: File exists") as raised:
         save.prepare(Owner(tmp_path / "run", {}), 7)
     assert "check that the volume is mounted" in str(raised.value.fix)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_full_disk_is_named_if_it_refuses_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 gets the error that another rank raises, but not the error that this one hides."""
+
+    def torchs(*_: object) -> None:
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        finally:
+            raise RuntimeError("unexpected pos 704 vs 598")
+
+    monkeypatch.setattr(FileSystemWriter, "write_data", torchs)
+    with pytest.raises(CheckpointError, match=r"step-7 could not be written: No space left on de") as raised:
+        sharded.write(tmp_path / "step-7.tmp", 7, {"w": torch.zeros(1)}, group=None)
+    assert "free space on this volume" in raised.value.fix
+    assert isinstance(raised.value.__cause__, CheckpointException)
+    assert isinstance(raised.value.__cause__.failures[0][0], OSError)
 
 
 def test_save_does_not_fail_because_an_old_checkpoint_may_not_be_removed(

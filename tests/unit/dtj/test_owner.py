@@ -1,5 +1,6 @@
 """Two processes write to one folder: the process that started first changes nothing any more."""
 
+import errno
 import json
 import sys
 from pathlib import Path
@@ -123,6 +124,18 @@ def test_damaged_or_removed_record_is_written_again(tmp_path: Path) -> None:
             (tmp_path / paths.OWNER_FILE).write_text(content)
         commit(writer, 20)
         assert json.loads((tmp_path / paths.OWNER_FILE).read_text())["writer"] == "a1"
+
+
+def test_full_disk_leaves_no_part_of_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pod that replaces another one would leave such a file."""
+
+    def full(_fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        owner(tmp_path, "a1").claim()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_disk_error_of_a_superseded_writer_is_not_reported_as_one(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ DtjError                    exit 1
 │   └── DamagedError        exit 1: the content of a checkpoint is wrong
 ├── SupersededError         exit 76: a process that started later writes to the run's folder; never restarted
 └── MachineError            exit 76: no process or port available; a retry or another node may help
+WorkerLostError             a process that loads samples for this rank died
 Stopped(SystemExit)         not an error: the agreed stop after SIGTERM, exit 75 with a committed checkpoint
 """
 
@@ -72,6 +73,10 @@ class MachineError(DtjError):
     exit_code = EXIT_PEER_LOST
 
 
+class WorkerLostError(Exception):
+    """A process that loads samples for this rank was killed."""
+
+
 class Stopped(SystemExit):
     """Raised by `run.steps` after a stop signal: on every rank after the same step if the stop was agreed."""
 
@@ -96,6 +101,12 @@ def package(name: str, what: str, *, fix: str) -> Any:
         return import_module(name)
     except ModuleNotFoundError as error:
         raise RecipeError(what, fix=fix) from error
+
+
+def revealed(error: BaseException) -> BaseException:
+    """The disk's error, which torch's writer hides in a RuntimeError; any other error as it is."""
+    hidden = error.__context__
+    return hidden if isinstance(hidden, OSError) and not isinstance(error, OSError) else error
 
 
 def is_peer_loss(error: BaseException) -> bool:

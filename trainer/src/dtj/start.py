@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from dtj.data.worker import leave_losses_to_items
 from dtj.errors import whole
 from dtj.parallel.layout import lay_out
 from dtj.parallel.select import select
@@ -35,6 +36,7 @@ def init(*, seed: int = 0, device: str | None = None, **settings: Any) -> Run:
     precision = Precision(chosen.precision, devices[0])
     strategy = select(chosen, layout, devices[0], half=precision.half)
     strategy.autocast = precision.autocast
+    leave_losses_to_items()
     groups = ProcessGroups(world, devices, StopFlag(), in_place=strategy.heals)
     groups.open()
     atexit.register(groups.close)

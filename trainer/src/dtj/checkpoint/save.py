@@ -111,10 +111,8 @@ def _explained(owner: Owner, step: int) -> Iterator[None]:
     except SupersededError:
         abandon(owner, step)
         raise
-    except (OSError, RuntimeError) as error:  # torch's writer hides the disk's error in a RuntimeError
+    except (OSError, RuntimeError) as error:  # see errors.revealed
         abandon(owner, step)
         with contextlib.suppress(OSError):
             owner.check()  # the next owner removes what a superseded one was writing
-        cause = error if isinstance(error, OSError) else error.__context__
-        reason = cause.strerror if isinstance(cause, OSError) else None
-        raise storage.not_written(owner.run_dir, step, reason or error) from error
+        raise storage.not_written(owner.run_dir, step, error) from error

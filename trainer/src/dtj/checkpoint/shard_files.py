@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemRe
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, StorageMeta
 
 from dtj.checkpoint.objects import Location, ObjectPath
+from dtj.errors import revealed
 
 _NAMES = {
     ("pathlib", "PosixPath"),
@@ -30,10 +31,20 @@ _MODULES = {"torch", "torch.distributed.checkpoint.metadata", "torch.distributed
 
 def shard_writer(shards: Location) -> FileSystemWriter:
     """Writes this rank's tensors to one file, which is stored safely once the save returns."""
-    writer = FileSystemWriter(str(shards), sync_files=isinstance(shards, Path))
+    writer = _ShardWriter(str(shards), sync_files=isinstance(shards, Path))
     if isinstance(shards, ObjectPath):
         writer.fs, writer.path = _Objects(), str(shards)  # type: ignore[assignment]  # a FileSystemBase
     return writer
+
+
+class _ShardWriter(FileSystemWriter):
+    """torch's FileSystemWriter; if the disk fails it raises that error, and not one that hides it."""
+
+    def write_data(self, *args: Any, **how: Any) -> Any:
+        try:
+            return super().write_data(*args, **how)
+        except RuntimeError as error:
+            raise revealed(error) from None
 
 
 class _Objects(FileSystemBase):

@@ -7,6 +7,7 @@ Either way one operation commits: before it there is no checkpoint of this step,
 """
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ from typing import Any
 
 from dtj.checkpoint import paths
 from dtj.checkpoint.objects import Location, ObjectPath
-from dtj.errors import CheckpointError
+from dtj.errors import CheckpointError, revealed
 
 
 def content(checkpoint: Location) -> Location:
@@ -35,14 +36,22 @@ def committed_at(checkpoint: Location) -> float:
     return 0.0
 
 
-def not_written(run_dir: Location, step: int, reason: object) -> CheckpointError:
+def not_written(run_dir: Location, step: int, error: BaseException) -> CheckpointError:
     """The error for a checkpoint of `step` that could not be written."""
+    cause = revealed(error)
+    reason = cause.strerror if isinstance(cause, OSError) else None
     return CheckpointError(
-        f"checkpoint {run_dir / paths.name_of(step)} could not be written: {reason}",
-        fix="check that the volume is mounted on every node, has space, and that this user may write to it"
-        if isinstance(run_dir, Path)
-        else "check the bucket, and that every replica has the address of the store and credentials to write",
+        f"checkpoint {run_dir / paths.name_of(step)} could not be written: {reason or error}",
+        fix=_fix(run_dir, cause),
     )
+
+
+def _fix(run_dir: Location, cause: BaseException) -> str:
+    if not isinstance(run_dir, Path):
+        return "check the bucket, and that every replica has the store's address and credentials to write"
+    if isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return "free space on this volume, or enlarge it: one checkpoint more than --keep must fit"
+    return "check that the volume is mounted on every node, has space, and that this user may write to it"
 
 
 class Folder:
@@ -62,9 +71,14 @@ class Folder:
     def replace(self, name: str, data: bytes, *, writer: str) -> None:
         """Write a small file such that readers see the old content or the new."""
         pending = self._run_dir / f"{name}.{writer}"
-        with self.file(pending) as file:
-            file.write(data)
-        pending.rename(self._run_dir / name)
+        try:
+            with self.file(pending) as file:
+                file.write(data)
+            pending.rename(self._run_dir / name)
+        except OSError:
+            with contextlib.suppress(OSError):
+                pending.unlink()
+            raise
         _fsync(self._run_dir)
 
     def begin(self, step: int, writer: str) -> Path:

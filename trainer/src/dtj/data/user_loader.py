@@ -151,7 +151,8 @@ class UserLoader(Source):
     def _batches_from(self, epoch: int, done: int) -> Iterator[Any]:
         """The loader's batches. What it draws while it reads one depends on that batch and the rank only."""
         with self._drawing(epoch * EPOCH):
-            items, number = self._batches.begin(epoch, done)
+            found, number = self._batches.begin(epoch, done)
+        items = worker.Items(found)
         while True:
             with self._drawing(epoch * EPOCH + number):
                 try:

@@ -1,14 +1,25 @@
 """A process that loads samples for its rank: when it ends, and how it reports samples it cannot send."""
 
-from collections.abc import Callable
+import multiprocessing.connection
+import signal
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
+from types import FrameType
 from typing import Any
 
 from torch._utils import ExceptionWrapper
+from torch.utils.data import dataloader
+from torch.utils.data._utils import signal_handling
 
-from dtj.errors import RecipeError
+from dtj.errors import RecipeError, WorkerLostError
 from dtj.ranks.parent_death import die_with
+
+# How much later than the end of its connections a worker may end.
+_END_S = 1.0
+_torchs_check = signal_handling._error_if_any_worker_fails  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -27,6 +38,73 @@ class Start:
         die_with(self.parent)
         if self.then is not None:
             self.then(number)
+
+
+class Items(Iterator[Any]):
+    """What a loader yields. WorkerLostError if a worker of it has died, whatever torch raises then."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+
+    def __next__(self) -> Any:
+        self._raise_if_lost()
+        try:
+            return next(self._items)
+        except StopIteration:
+            self._items = iter(())  # torch has ended the workers
+            raise
+        except RuntimeError:
+            self._raise_if_lost()
+            raise
+        except (ConnectionError, EOFError):
+            if workers := self._workers:  # the connections of one that dies break before it has ended
+                multiprocessing.connection.wait([each.sentinel for each in workers], timeout=_END_S)
+            self._raise_if_lost()
+            raise
+
+    def _raise_if_lost(self) -> None:
+        for each in self._workers:
+            if code := each.exitcode:
+                raise WorkerLostError(f"DataLoader worker (pid {each.pid}) {_how_it_ended(code)}")
+
+    @property
+    def _workers(self) -> list[BaseProcess]:
+        found = getattr(self._items, "_workers", None)  # of an iterator of torch's, or of any other one
+        return [each for each in found if isinstance(each, BaseProcess)] if isinstance(found, list) else []
+
+
+def _how_it_ended(code: int) -> str:
+    if code > 0:
+        return f"ended with exit code {code}"
+    name = {each.value: each.name for each in signal.Signals}.get(-code, f"signal {-code}")
+    hint = " (often the kernel's OOM killer: out of memory)" if code == -signal.SIGKILL else ""
+    return f"was killed by {name}{hint}"
+
+
+def leave_losses_to_items() -> None:
+    """From now on the signal of a worker's death raises an error only within torch's DataLoader.
+
+    torch raises it whatever the rank does at that moment, and it would count as a failure of that: of joining
+    the peers, or of writing a checkpoint.
+    """
+    signal_handling._error_if_any_worker_fails = _check  # type: ignore[attr-defined]
+
+
+def _check() -> None:
+    try:
+        _torchs_check()
+    except RuntimeError:
+        if _is_loading():
+            raise
+
+
+def _is_loading() -> bool:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_globals is vars(dataloader):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def cannot_be_sent(what: str, error: BaseException) -> RecipeError:

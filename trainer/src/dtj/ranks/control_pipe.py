@@ -48,6 +48,11 @@ class ControlPipe:
         """Block until a generation after `than` is announced; `give_up` is called regularly and may raise."""
         self._wait(lambda: self._newest.number > than, give_up)
 
+    def has_newer(self, than: int, *, within_s: float) -> bool:
+        """A generation after `than` is announced within this time."""
+        with self._news:
+            return self._news.wait_for(lambda: self._newest.number > than, timeout=within_s)
+
     def wait_complete(self, number: int, *, give_up: Callable[[], None]) -> bool:
         """Block until all ranks of the generation are ready; False if a newer generation has replaced it."""
         self._wait(lambda: self._complete >= number or self._newest.number > number, give_up)

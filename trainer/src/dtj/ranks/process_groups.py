@@ -35,6 +35,8 @@ _MOST_PORTS = 16
 _LONGEST_OPEN = 4
 # How often a rank that joins its groups checks whether they were replaced.
 _CHECK_S = 1.0
+# How much later than the end of the store the news of the next generation may come.
+_NEWS_S = 1.0
 
 
 @dataclass(eq=False)
@@ -118,7 +120,8 @@ class ProcessGroups:
                 self._open(target)
             except RuntimeError as error:
                 self.close()
-                if not self._is_replaced(target):
+                # The coordinator ends the store of a generation that it replaces; the news may come later.
+                if not self._control_pipe.has_newer(target.number, within_s=_NEWS_S):
                     report_pipe.send({"unformed": target.number, "message": str(error)[:500]}, wait_s=1.0)
                 self._control_pipe.wait_newer(target.number, give_up=self._give_up)
                 continue

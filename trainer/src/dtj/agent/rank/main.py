@@ -125,6 +125,7 @@ def _run(program: Program) -> int:
         _report(str(error), code=error.exit_code, reason=error.reason, is_for_people=True)
         return error.exit_code
     except BaseException as error:  # noqa: BLE001 - the user's program may raise anything
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler could raise before this is reported
         lost = lost_peer(error)
         text = "".join(traceback.format_exception(_without_our_frames(error)))
         if error is not lost:  # a traceback would only show a wait
