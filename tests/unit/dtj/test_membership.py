@@ -539,6 +539,7 @@ def test_spent_budget_ends_the_job() -> None:
     last = end(2, 1)
     assert found.ended(last, 2, NOW) == []
     assert found.tick(NOW + VERDICT_S) == [End(last)]
+    assert (found.failure, found.failed_in) == (end(1, 1), 1), "only this one was healed"
 
 
 def fails(found: Membership, now: float) -> bool:

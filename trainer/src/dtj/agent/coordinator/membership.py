@@ -63,7 +63,7 @@ class Membership:
     budget: RestartBudget
     state: CoordinatorState = field(default_factory=CoordinatorState)
     agents: dict[int, str] = field(default_factory=dict)  # replica -> incarnation
-    failure: Ending | None = None
+    failure: Ending | None = None  # the last one that was healed
     failed_in: int = 0  # generation of the failure
     is_formed: bool = False
     is_over: bool = False
@@ -348,13 +348,13 @@ class Membership:
         self.state = replace(self.state, unformed=self.state.unformed + 1 if is_cut else 0)
         if self.state.unformed == 1:  # the first time is free: more time may be enough
             return self.renew()
-        self.failure, self.failed_in = culprit, self.state.generation
         if culprit.is_final or self._left_done or self._is_spent(culprit, now):
             if not self._waited_for_verdict and len(self._gone) < len(self.job.ranks):
                 self._waited_for_verdict = True
                 self._decide_by(now + VERDICT_S)
                 return []
             return self._over(culprit)
+        self.failure, self.failed_in = culprit, self.state.generation
         if self._counts(culprit):
             self._spent_at.append(now)
             counted, row = self.state.in_place + 1, self.state.without_progress + 1
