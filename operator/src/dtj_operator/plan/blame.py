@@ -29,6 +29,12 @@ RELABELLED = "a label by which the operator finds the pod was changed, so the po
 STOPPED = "Stopped"  # the agents stopped all ranks on request
 DISRUPTIONS = ("Evicted", "NodeLost")
 PROGRAM_ERRORS = ("Exception", "ExitCode")
+# What runc and crun say, behind other words, of a program that they cannot find or execute.
+_NO_PROGRAM = re.compile(
+    r'exec: "[^"]+":( stat \S+:)? (executable file not found in \$PATH|no such file or directory'
+    r"|permission denied|is a directory)|executable file [`'\"]\S+ not found in \$PATH"
+)
+_PROGRAM_FIX = "correct command or args of that container in spec.template, or its image"
 _KILLED_BY_NODE = {"DeletionByTaintManager", "DeletionByPodGC"}
 _PEER_PHRASES = re.compile(
     r"connection (reset|closed|refused) by peer|broken pipe|DistNetworkError"
@@ -87,6 +93,7 @@ def _fault_of(s: Snapshot, pod: PodView, isolated: Mapping[int, float]) -> Fault
         generation=report.generation,
         step=report.step,
         disruption=taken_away,
+        lacks_program=_lacks_program(ended) is not None,
         conditions=tuple((c.type, c.status) for c in pod.conditions),
         exit_codes=tuple((c.name, c.exit_code) for c in pod.containers if c.exit_code is not None),
     )
@@ -249,9 +256,18 @@ def _message(pod: PodView, ended: ContainerView | None, report: ExitReport) -> s
     said = (c.message for c in pod.conditions if (c.type, c.status) == ("DisruptionTarget", "True"))
     why = pod.message or next(said, "") or pod.reason
     last = (report.message or (ended.message if ended else "")).strip()
-    if ended is not None and ended.init:
+    lacks = _lacks_program(ended)
+    if ended is not None and lacks is not None:
+        last = f"container {ended.name} cannot start: {lacks}; {_PROGRAM_FIX}"
+    elif ended is not None and ended.init:
         last = f"init container {ended.name}: {last}"
     return (why or last or (DELETED_BY_OTHERS if pod.deleting else "")).strip()[-MESSAGE_TAIL:]
+
+
+def _lacks_program(ended: ContainerView | None) -> str | None:
+    """What the container runtime says of a program that the image does not have."""
+    found = _NO_PROGRAM.search(ended.message) if ended is not None and ended.reason == "StartError" else None
+    return found and found.group()
 
 
 def _node_message(s: Snapshot, pod: PodView) -> str:

@@ -324,6 +324,22 @@ def test_failed_init_container_is_named() -> None:
     assert (found.exit_code, found.message) == (2, "init container fetch: no such bucket")
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        'exec: "/app/run.sh": stat /app/run.sh: no such file or directory',
+        'exec: "/app/train.py": permission denied',
+        "executable file `pyton` not found in $PATH",
+    ],
+)
+def test_program_that_the_image_does_not_have_is_named(said: str) -> None:
+    found = fault(
+        FOUR.but(pod(1).crashed(128, message=f"create failed: {said}: unknown", reason="StartError"))
+    )
+    assert found.lacks_program
+    assert found.message.startswith(f"container trainer cannot start: {said}; correct command or args")
+
+
 def test_sidecar_that_never_exits_does_not_hide_the_exit_of_the_trainer() -> None:
     from dtj_operator.model.views import ContainerView
 
