@@ -45,7 +45,20 @@ _PEER_PHRASES = re.compile(
 
 def first_fault(s: Snapshot) -> Fault | None:
     """The primary fault among the pods of the current attempt, or None if all are healthy."""
-    return min(faults(s), key=lambda fault: (fault.secondary, fault.at, fault.replica), default=None)
+    known = faults(s)
+    if known:  # a pod that will be taken away still runs, but its program may have lost the others already
+        known += [_fault_of(s, pod, {}) for pod in s.current.values() if _is_marked(s, pod)]
+    return min(known, key=lambda fault: _order(s, fault), default=None)
+
+
+def _order(s: Snapshot, fault: Fault) -> tuple[bool, bool, float, bool, int]:
+    """The first of several faults is blamed.
+
+    When a pod vanished is unknown, and a plain program that loses a peer may end with any words.
+    """
+    is_reported = fault.generation is not None or fault.reported_by is not None
+    may_follow = bool(s.vanished) and fault.reason == "ExitCode" and not is_reported
+    return fault.secondary, may_follow, fault.at, not fault.disruption, fault.replica
 
 
 def faults(s: Snapshot) -> list[Fault]:
@@ -71,10 +84,15 @@ def faulty(s: Snapshot, isolated: Mapping[int, float]) -> dict[int, PodView]:
     }
 
 
+def _is_marked(s: Snapshot, pod: PodView) -> bool:
+    """Whether Kubernetes says that it ends the pod, which runs: its kubelet deletes none."""
+    return pod.true("DisruptionTarget") and not (pod.deleting or s.failed(pod) or s.succeeded(pod))
+
+
 def _fault_of(s: Snapshot, pod: PodView, isolated: Mapping[int, float]) -> Fault:
     """The fault of a faulty pod."""
     lost = s.lost(pod) and not s.failed(pod)
-    if not (s.failed(pod) or pod.deleting or lost):
+    if not (s.failed(pod) or pod.deleting or lost or _is_marked(s, pod)):
         return _isolated(s, pod, isolated[pod.index])
     ended = _ended(s, pod)
     report = ended.report if ended else NO_REPORT
@@ -293,7 +311,15 @@ def _signal_name(code: int | None) -> str:
 
 
 def _moment(s: Snapshot, pod: PodView, ended: ContainerView | None, report: ExitReport) -> float:
-    """When it happened. The report is more precise than the kubelet, unless it is off by more than a day."""
+    """When it happened; if the pod was taken away, when that began: others may fail before it has ended."""
+    condition = pod.condition("DisruptionTarget") if pod.true("DisruptionTarget") else None
+    asked = None if pod.grace_ends_at is None else pod.grace_ends_at - pod.grace_s
+    began = (asked, None if condition is None else condition.since)
+    return min([_end_of(s, pod, ended, report), *(at for at in began if at is not None)])
+
+
+def _end_of(s: Snapshot, pod: PodView, ended: ContainerView | None, report: ExitReport) -> float:
+    """When it ended. The report is more precise than the kubelet, unless it is off by more than a day."""
     reported = _reported_moment(s, report.at)
     if reported is not None:
         return reported

@@ -190,6 +190,32 @@ def test_the_class_of_a_fault(given, replica, reason) -> None:
             0,
             id="the earliest by the reported time",
         ),
+        param(
+            FOUR.but(pod(3).running().deleting(since=NOW - 5), pod(0).crashed(at=NOW - 4)),
+            3,
+            id="a pod that is deleted, and still runs, before what follows from that",
+        ),
+        param(
+            FOUR.but(pod(3).crashed(143, at=NOW).deleting(since=NOW - 5), pod(0).crashed(at=NOW - 5)),
+            3,
+            id="likewise in the same second, and it has ended since",
+        ),
+        param(
+            FOUR.but(pod(3).running().deleting(since=NOW - 5), pod(0).crashed(at=NOW - 6)),
+            0,
+            id="a failure before another pod is deleted",
+        ),
+        param(
+            FOUR.but(pod(3).running().disrupted(since=NOW - 5), pod(0).crashed(at=NOW - 4)),
+            3,
+            id="a pod that its kubelet ends, which still runs",
+        ),
+        param(FOUR.without(3).but(pod(0).crashed(at=NOW - 4)), 3, id="a pod that vanished, any time before"),
+        param(
+            FOUR.without(3).but(pod(0).crashed(137, at=NOW - 4, reason="OOMKilled")),
+            0,
+            id="what does not follow from the loss of a pod that vanished",
+        ),
     ],
 )
 def test_blamed_fault_among_several(given, replica) -> None:
