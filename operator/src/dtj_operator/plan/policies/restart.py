@@ -201,9 +201,19 @@ def _broken(s: Snapshot) -> tuple[tuple[int, str], ...] | None:
     broken = {i: pod.uid for i, pod in blame.faulty(s, isolated_since(s)).items()}
     broken |= dict.fromkeys(s.vanished, "")
     survivors = [i for i, pod in participating(s).items() if i not in broken and not s.succeeded(pod)]
-    if not survivors or len(broken.keys() | s.memory.replacing.keys()) > MAX_REPLACED:
+    if (
+        not survivors
+        or (0 in broken and _needs_done(s))
+        or len(broken.keys() | s.memory.replacing.keys()) > MAX_REPLACED
+    ):
         return None
     return tuple(sorted(broken.items()))
+
+
+def _needs_done(s: Snapshot) -> bool:
+    """Whether a next replica 0 would wait for a replica that is done: its agent waits for all of them."""
+    has_agents = s.job.recovery.scope == "Auto" or (s.answer is not None and s.answer.rejoin)
+    return has_agents and (bool(s.memory.done) or any(s.succeeded(pod) for pod in s.current.values()))
 
 
 def _action(s: Snapshot, fault: Fault) -> tuple[str, str]:
