@@ -21,6 +21,7 @@ from dtj.agent.wire.protocol import (
     Hello,
     Job,
     Keeper,
+    Limits,
     RankState,
     Refuse,
     RestartBudget,
@@ -748,6 +749,17 @@ def test_pod_whose_ranks_were_done_when_it_was_asked_to_terminate_is_not_waited_
     assert (found.missing, found.waited_for(NOW + 60)) == ([], {})
     assert found.ended(end(0, 0), 1, NOW + 60) == []
     assert found.ended(end(2, 0), 1, NOW + 60) == [End(None)]
+
+
+def test_elastic_job_does_not_shrink_around_a_pod_that_is_done() -> None:
+    """It would run its end again."""
+    found = drained(processes=1)
+    found.job = replace(found.job, limits=Limits(1, 3), saves=True)
+    found.stop("pod-2", NOW)
+    found.ended(end(2, 0), 1, NOW)
+    found.leave("pod-2", NOW)
+    assert found.tick(NOW + 600) == []
+    assert found.deadline is None
 
 
 def test_failure_after_a_pod_has_left_whose_ranks_were_done_ends_all_pods() -> None:
