@@ -446,8 +446,6 @@ class Membership:
         self._resize_at = None
         if not waits_for_lost:
             self._shrink_at = None
-        if self._left_done:
-            return []  # the others are about to be done, too
         here = self.agents.keys() - self.stopping
         left = self.stopping | self._left
         found = size(
