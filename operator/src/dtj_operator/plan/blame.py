@@ -85,7 +85,7 @@ def faulty(s: Snapshot, isolated: Mapping[int, float]) -> dict[int, PodView]:
 
 
 def _is_marked(s: Snapshot, pod: PodView) -> bool:
-    """Whether Kubernetes says that it ends the pod, which runs: its kubelet deletes none."""
+    """Whether Kubernetes says that it ends the pod, which still runs; a kubelet ends pods undeleted."""
     return pod.true("DisruptionTarget") and not (pod.deleting or s.failed(pod) or s.succeeded(pod))
 
 
