@@ -97,8 +97,14 @@ class PodBuilder:
         )
         return self._with(conditions=(condition,)).seen(unschedulable=since)
 
-    def disrupted(self, reason: str = "EvictionByEvictionAPI") -> Self:
-        condition = ConditionView(type="DisruptionTarget", status="True", reason=reason, message="evicted")
+    def disrupted(self, reason: str = "EvictionByEvictionAPI", *, since: float | None = None) -> Self:
+        condition = ConditionView(
+            type="DisruptionTarget",
+            status="True",
+            reason=reason,
+            message="evicted",
+            last_transition_time=None if since is None else times.rfc3339(since),
+        )
         return self._with(conditions=(*self.pod.conditions, condition))
 
     def spared(self) -> Self:
@@ -114,8 +120,11 @@ class PodBuilder:
         """Its kubelet has stopped it, and says why."""
         return self._with(reason="Evicted", message=message)
 
-    def deleting(self) -> Self:
-        return self._with(deleting=True)
+    def deleting(self, *, since: float | None = None) -> Self:
+        """Asked to terminate, then with a grace period of 30 s."""
+        if since is None:
+            return self._with(deleting=True)
+        return self._with(deleting=True, grace_s=30, grace_ends_at=since + 30)
 
     def held_by(self, finalizer: str) -> Self:
         """Its kubelet is done with it, but this finalizer keeps it."""

@@ -151,7 +151,10 @@ def added(s: Snapshot, verdict: Verdict | None, new: Json) -> Iterator[Added]:
 
 def _unrecorded_fault(s: Snapshot, verdict: Verdict | None, new: Json) -> Fault | None:
     """The fault that this status records; an unsupported job keeps its stored one, whatever agents report."""
-    return new_fault(s, verdict) if new.get("failure") != s.memory.raw.get("failure") else None
+    if new.get("failure") == s.memory.raw.get("failure"):
+        return None
+    fault = new_fault(s, verdict)
+    return None if fault is None or blame.is_known(s, fault) else fault
 
 
 def _healed(s: Snapshot, new: Json) -> Iterator[Added]:

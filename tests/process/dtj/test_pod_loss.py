@@ -206,6 +206,20 @@ def test_evicted_pod_stops_the_job_with_a_checkpoint(start: Start, tmp_path: Pat
     assert len(list((tmp_path / "saved").glob("step-*/state.pt"))) == 1
 
 
+@pytest.mark.parametrize("evicted", [1, pytest.param(0, id="the coordinator")])
+def test_pod_that_is_evicted_in_the_last_step_is_done_and_keeps_no_other_from_its_end(
+    start: Start, tmp_path: Path, evicted: int
+) -> None:
+    """Exit code 0 means done, so the operator does not replace its pod."""
+    job = Pods(start, tmp_path, replicas=2, HOLD_AT=15)
+    pods = [job.run(index) for index in range(2)]
+    wait_for((tmp_path / "at-15").exists, "the last step")
+    job.evict(pods[evicted], evicted)
+    (tmp_path / "go-15").touch()
+    ended = [pod.wait() for pod in pods]
+    assert [e.code for e in ended] == [0, 0], [e.err for e in ended]
+
+
 @pytest.mark.parametrize(("lost", "evicted"), [(1, 0), pytest.param(0, 1, id="rank 0 is lost")])
 def test_pod_that_waits_for_a_lost_one_saves_when_asked_to_terminate(
     start: Start, unbroken: Callable[..., Path], tmp_path: Path, lost: int, evicted: int

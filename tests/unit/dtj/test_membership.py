@@ -21,6 +21,7 @@ from dtj.agent.wire.protocol import (
     Hello,
     Job,
     Keeper,
+    Limits,
     RankState,
     Refuse,
     RestartBudget,
@@ -539,6 +540,7 @@ def test_spent_budget_ends_the_job() -> None:
     last = end(2, 1)
     assert found.ended(last, 2, NOW) == []
     assert found.tick(NOW + VERDICT_S) == [End(last)]
+    assert (found.failure, found.failed_in) == (end(1, 1), 1), "only this one was healed"
 
 
 def fails(found: Membership, now: float) -> bool:
@@ -698,6 +700,97 @@ def test_replacement_of_a_pod_that_was_asked_to_terminate_is_healed() -> None:
     assert found.ended(end(1, 137), 2, NOW) == [Form(3, frozenset({0, 2}), 3)]
 
 
+def drained(*, processes: int = 2) -> Membership:
+    """A job of three replicas; the pod of replica 1 was asked to terminate."""
+    found = Membership(
+        job=Job(uid="u", attempt=2, replicas=3, processes=processes), budget=RestartBudget(restarts=5)
+    )
+    for replica in range(3):
+        found.join(hello(replica, processes=processes), NOW)
+    for rank in found.job.ranks:
+        found.ready(rank, 1, NOW)
+    found.stop("pod-1", NOW)
+    return found
+
+
+@pytest.mark.parametrize(
+    "code", [pytest.param(76, id="lost a peer"), pytest.param(1, id="not recognized as such")]
+)
+@pytest.mark.parametrize("is_late", [False, True])
+def test_what_follows_from_the_first_end_in_a_pod_that_was_asked_to_terminate_costs_no_budget(
+    *, code: int, is_late: bool
+) -> None:
+    """The pod lives on, with a rank that takes longer; the end of the first one may be reported late."""
+    found = drained()
+    first = [(2, 143, 0.0), (0, code, 0.1), (5, code, 0.1)]
+    for rank, ended, after_s in first[::-1] if is_late else first:
+        assert found.ended(end(rank, ended, after_s=after_s), 1, NOW) == []
+    found.lost(end(1, 76, after_s=0.2), 1, NOW)
+    assert found.tick(NOW + CAUSE_WAIT_S) == []
+    assert found.ended(end(3, 143, after_s=12.0), 1, NOW + 12) == []
+    assert (found.state.in_place, found.failure) == (0, None)
+    found.leave("pod-1", NOW + 12)
+    assert found.join(hello(1, "again", processes=2), NOW + 20) == [Form(2, frozenset(), 3)]
+
+
+def test_failure_before_the_first_end_in_a_pod_that_was_asked_to_terminate_counts() -> None:
+    found = drained()
+    found.ended(end(0, 139, after_s=0.0), 1, NOW)
+    found.ended(end(2, 76, after_s=0.1), 1, NOW)
+    assert found.tick(NOW + CAUSE_WAIT_S) == [Form(2, frozenset(), 3)]
+    assert (found.state.in_place, found.failure) == (1, end(0, 139))
+
+
+def test_pod_whose_ranks_were_done_when_it_was_asked_to_terminate_is_not_waited_for() -> None:
+    """It exits with code 0, so that the operator does not replace it."""
+    found = drained(processes=1)
+    assert found.ended(end(1, 0), 1, NOW) == []
+    assert found.leave("pod-1", NOW) == []
+    assert (found.missing, found.waited_for(NOW + 60)) == ([], {})
+    assert found.ended(end(0, 0), 1, NOW + 60) == []
+    assert found.ended(end(2, 0), 1, NOW + 60) == [End(None)]
+
+
+def test_elastic_job_does_not_shrink_around_a_pod_that_is_done() -> None:
+    """It would run its end again."""
+    found = drained(processes=1)
+    found.job = replace(found.job, limits=Limits(1, 3), saves=True)
+    found.stop("pod-2", NOW)
+    found.ended(end(2, 0), 1, NOW)
+    found.leave("pod-2", NOW)
+    assert found.tick(NOW + 600) == []
+    assert found.deadline is None
+
+
+def test_failure_after_a_pod_has_left_whose_ranks_were_done_ends_all_pods() -> None:
+    """The ranks cannot start again without it, so the operator starts all pods again."""
+    found = drained(processes=1)
+    found.ended(end(1, 0), 1, NOW)
+    found.leave("pod-1", NOW)
+    found.ended(end(0, 1), 1, NOW + 60)
+    assert found.tick(NOW + 60 + VERDICT_S) == [End(end(0, 1))]
+    assert found.state.in_place == 0, "the operator counts it"
+
+
+def test_ranks_that_have_to_form_again_after_a_pod_has_left_whose_ranks_were_done() -> None:
+    found = drained(processes=1)
+    found.ended(end(1, 0), 1, NOW)
+    found.leave("pod-1", NOW)
+    (action,) = found.renew()
+    assert isinstance(action, End)
+    assert action.culprit is not None
+    assert (action.culprit.rank, action.culprit.code) == (0, 76)
+    assert "replica 1 was done and left" in action.culprit.message
+
+
+def test_ranks_form_again_if_the_pod_that_was_done_was_replaced() -> None:
+    found = drained(processes=1)
+    found.ended(end(1, 0), 1, NOW)
+    found.leave("pod-1", NOW)
+    assert found.join(hello(1, "again"), NOW) == [], "the others may finish without it"
+    assert found.ended(end(0, 1), 1, NOW + 60) == [Form(2, frozenset(), 3)]
+
+
 class Machine(RuleBasedStateMachine):
     """Pods join and leave, ranks do anything, messages of old generations arrive late."""
 
@@ -729,6 +822,10 @@ class Machine(RuleBasedStateMachine):
     def join(self, replica: int, attempt: int) -> None:
         self.pods += 1
         self.act(self.found.join(hello(replica, f"pod {self.pods}", attempt=attempt), self.now))
+
+    @rule(replica=st.integers(0, 2))
+    def stop(self, replica: int) -> None:
+        self.act(self.found.stop(self.found.agents.get(replica, "unknown"), self.now))
 
     @rule(replica=st.integers(0, 2), silent=st.booleans())
     def leave(self, replica: int, *, silent: bool) -> None:
@@ -791,7 +888,14 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def complete_jobs_are_formed_or_over(self) -> None:
-        assert self.found.missing or self.found.is_formed or self.found.is_over
+        known = self.found
+        assert known.missing or known.stopping or known.is_formed or known.is_over
+
+    @invariant()
+    def nothing_is_due_that_was_done(self) -> None:
+        """Else the coordinator would never sleep."""
+        deadline = self.found.deadline
+        assert deadline is None or self.found.is_over or deadline >= self.now
 
     @invariant()
     def the_same_generation(self) -> None:

@@ -191,6 +191,9 @@ def test_messages_say_where_ranks_are() -> None:
         "all ranks wait for each other, so no rank is to blame"
     )
     assert describe_all({0: SILENT, 1: ELSEWHERE}).endswith("rank 1 is in /app/train.py:9 in <module>")
+    asked = describe_all({0: WAITING, 1: WAITING}, leaving=[1])
+    assert asked.startswith("all ranks wait for each other since the pod of rank 1 was asked to terminate")
+    assert "(rank 1 in " in asked
 
 
 def test_probe_survives_the_way_to_the_coordinator() -> None:

@@ -1,5 +1,7 @@
 """The table of jobs behind the gauges, the seconds of accelerators, and what a written status adds."""
 
+from dataclasses import replace
+
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -122,6 +124,12 @@ STEPPED = Ledger(productive=2, startup=8)
             None,
             [],
             id="a job whose spec this operator does not support",
+        ),
+        param(
+            UP.was("Running", failure={**BROKE, "generation": 5, "message": "as its agent saw it"}),
+            Restart(replace(FAULT, reason="OOMKilled", at=NOW - 25, generation=5), counts=True),
+            [(metrics.RESTARTS, ("team-a", "true"), None)],
+            id="the end of a pod whose failure an agent had reported already",
         ),
         param(UP.running(), None, [], id="a running job"),
         param(

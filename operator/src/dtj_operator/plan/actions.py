@@ -30,6 +30,7 @@ class Fault:
     generation: int | None = None
     step: int | None = None
     disruption: bool = False  # the pod was evicted, deleted or lost; it did not fail by itself
+    lacks_program: bool = False  # the container's image does not have the program that it should run
     conditions: tuple[tuple[str, str], ...] = ()  # (type, status) of the pod, for the user's rules
     exit_codes: tuple[tuple[str, int], ...] = ()  # (container, code) of all that ended, likewise
     reported_by: int | None = None  # replica whose pod reports it, as long as its own pod does not

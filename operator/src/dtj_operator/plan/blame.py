@@ -29,6 +29,12 @@ RELABELLED = "a label by which the operator finds the pod was changed, so the po
 STOPPED = "Stopped"  # the agents stopped all ranks on request
 DISRUPTIONS = ("Evicted", "NodeLost")
 PROGRAM_ERRORS = ("Exception", "ExitCode")
+# What runc and crun say, behind other words, of a program that they cannot find or execute.
+_NO_PROGRAM = re.compile(
+    r'exec: "[^"]+":( stat \S+:)? (executable file not found in \$PATH|no such file or directory'
+    r"|permission denied|is a directory)|executable file [`'\"]\S+ not found in \$PATH"
+)
+_PROGRAM_FIX = "correct command or args of that container in spec.template, or its image"
 _KILLED_BY_NODE = {"DeletionByTaintManager", "DeletionByPodGC"}
 _PEER_PHRASES = re.compile(
     r"connection (reset|closed|refused) by peer|broken pipe|DistNetworkError"
@@ -39,7 +45,20 @@ _PEER_PHRASES = re.compile(
 
 def first_fault(s: Snapshot) -> Fault | None:
     """The primary fault among the pods of the current attempt, or None if all are healthy."""
-    return min(faults(s), key=lambda fault: (fault.secondary, fault.at, fault.replica), default=None)
+    known = faults(s)
+    if known:  # a pod that will be taken away still runs, but its program may have lost the others already
+        known += [_fault_of(s, pod, {}) for pod in s.current.values() if _is_marked(s, pod)]
+    return min(known, key=lambda fault: _order(s, fault), default=None)
+
+
+def _order(s: Snapshot, fault: Fault) -> tuple[bool, bool, float, bool, int]:
+    """The first of several faults is blamed.
+
+    When a pod vanished is unknown, and a plain program that loses a peer may end with any words.
+    """
+    is_reported = fault.generation is not None or fault.reported_by is not None
+    may_follow = bool(s.vanished) and fault.reason == "ExitCode" and not is_reported
+    return fault.secondary, may_follow, fault.at, not fault.disruption, fault.replica
 
 
 def faults(s: Snapshot) -> list[Fault]:
@@ -65,10 +84,15 @@ def faulty(s: Snapshot, isolated: Mapping[int, float]) -> dict[int, PodView]:
     }
 
 
+def _is_marked(s: Snapshot, pod: PodView) -> bool:
+    """Whether Kubernetes says that it ends the pod, which still runs; a kubelet ends pods undeleted."""
+    return pod.true("DisruptionTarget") and not (pod.deleting or s.failed(pod) or s.succeeded(pod))
+
+
 def _fault_of(s: Snapshot, pod: PodView, isolated: Mapping[int, float]) -> Fault:
     """The fault of a faulty pod."""
     lost = s.lost(pod) and not s.failed(pod)
-    if not (s.failed(pod) or pod.deleting or lost):
+    if not (s.failed(pod) or pod.deleting or lost or _is_marked(s, pod)):
         return _isolated(s, pod, isolated[pod.index])
     ended = _ended(s, pod)
     report = ended.report if ended else NO_REPORT
@@ -87,6 +111,7 @@ def _fault_of(s: Snapshot, pod: PodView, isolated: Mapping[int, float]) -> Fault
         generation=report.generation,
         step=report.step,
         disruption=taken_away,
+        lacks_program=_lacks_program(ended) is not None,
         conditions=tuple((c.type, c.status) for c in pod.conditions),
         exit_codes=tuple((c.name, c.exit_code) for c in pod.containers if c.exit_code is not None),
     )
@@ -249,9 +274,18 @@ def _message(pod: PodView, ended: ContainerView | None, report: ExitReport) -> s
     said = (c.message for c in pod.conditions if (c.type, c.status) == ("DisruptionTarget", "True"))
     why = pod.message or next(said, "") or pod.reason
     last = (report.message or (ended.message if ended else "")).strip()
-    if ended is not None and ended.init:
+    lacks = _lacks_program(ended)
+    if ended is not None and lacks is not None:
+        last = f"container {ended.name} cannot start: {lacks}; {_PROGRAM_FIX}"
+    elif ended is not None and ended.init:
         last = f"init container {ended.name}: {last}"
     return (why or last or (DELETED_BY_OTHERS if pod.deleting else "")).strip()[-MESSAGE_TAIL:]
+
+
+def _lacks_program(ended: ContainerView | None) -> str | None:
+    """What the container runtime says of a program that the image does not have."""
+    found = _NO_PROGRAM.search(ended.message) if ended is not None and ended.reason == "StartError" else None
+    return found and found.group()
 
 
 def _node_message(s: Snapshot, pod: PodView) -> str:
@@ -277,7 +311,15 @@ def _signal_name(code: int | None) -> str:
 
 
 def _moment(s: Snapshot, pod: PodView, ended: ContainerView | None, report: ExitReport) -> float:
-    """When it happened. The report is more precise than the kubelet, unless it is off by more than a day."""
+    """When it happened; if the pod was taken away, when that began: others may fail before it has ended."""
+    condition = pod.condition("DisruptionTarget") if pod.true("DisruptionTarget") else None
+    asked = None if pod.grace_ends_at is None else pod.grace_ends_at - pod.grace_s
+    began = (asked, None if condition is None else condition.since)
+    return min([_end_of(s, pod, ended, report), *(at for at in began if at is not None)])
+
+
+def _end_of(s: Snapshot, pod: PodView, ended: ContainerView | None, report: ExitReport) -> float:
+    """When it ended. The report is more precise than the kubelet, unless it is off by more than a day."""
     reported = _reported_moment(s, report.at)
     if reported is not None:
         return reported

@@ -190,6 +190,32 @@ def test_the_class_of_a_fault(given, replica, reason) -> None:
             0,
             id="the earliest by the reported time",
         ),
+        param(
+            FOUR.but(pod(3).running().deleting(since=NOW - 5), pod(0).crashed(at=NOW - 4)),
+            3,
+            id="a pod that is deleted, and still runs, before what follows from that",
+        ),
+        param(
+            FOUR.but(pod(3).crashed(143, at=NOW).deleting(since=NOW - 5), pod(0).crashed(at=NOW - 5)),
+            3,
+            id="likewise in the same second, and it has ended since",
+        ),
+        param(
+            FOUR.but(pod(3).running().deleting(since=NOW - 5), pod(0).crashed(at=NOW - 6)),
+            0,
+            id="a failure before another pod is deleted",
+        ),
+        param(
+            FOUR.but(pod(3).running().disrupted(since=NOW - 5), pod(0).crashed(at=NOW - 4)),
+            3,
+            id="a pod that its kubelet ends, which still runs",
+        ),
+        param(FOUR.without(3).but(pod(0).crashed(at=NOW - 4)), 3, id="a pod that vanished, any time before"),
+        param(
+            FOUR.without(3).but(pod(0).crashed(137, at=NOW - 4, reason="OOMKilled")),
+            0,
+            id="what does not follow from the loss of a pod that vanished",
+        ),
     ],
 )
 def test_blamed_fault_among_several(given, replica) -> None:
@@ -322,6 +348,22 @@ def test_failed_init_container_is_named() -> None:
     found = fault(FOUR.but(pod(1)._with(phase="Failed", containers=(fetch,))))
 
     assert (found.exit_code, found.message) == (2, "init container fetch: no such bucket")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        'exec: "/app/run.sh": stat /app/run.sh: no such file or directory',
+        'exec: "/app/train.py": permission denied',
+        "executable file `pyton` not found in $PATH",
+    ],
+)
+def test_program_that_the_image_does_not_have_is_named(said: str) -> None:
+    found = fault(
+        FOUR.but(pod(1).crashed(128, message=f"create failed: {said}: unknown", reason="StartError"))
+    )
+    assert found.lacks_program
+    assert found.message.startswith(f"container trainer cannot start: {said}; correct command or args")
 
 
 def test_sidecar_that_never_exits_does_not_hide_the_exit_of_the_trainer() -> None:

@@ -204,12 +204,14 @@ class _Agent:
         # the job is elastic and can continue without the pod that was asked to terminate.
         has_stopped = bool(endings) and all(e.has_stopped for e in endings)
         has_stopped = has_stopped and self._job.limits is None
-        return self._orders.is_over or has_stopped or self._is_alone(endings) or self._stop_requests > 0
+        if self._orders.is_over or has_stopped or self._is_alone(endings):
+            return True
+        # The other agents need the coordinator until their ranks are done, too; a second Ctrl-C ends it.
+        return self._stop_requests > (1 if self._coordinator and is_done(endings) else 0)
 
     def _is_alone(self, endings: Sequence[Ending]) -> bool:
         """All ranks are done, and replica 0 does not come back to say that the job is over."""
-        is_done = bool(endings) and all(each.code == contract.EXIT_DONE for each in endings)
-        return is_done and self._client.unheard_s(time.monotonic()) > DONE_S
+        return is_done(endings) and self._client.unheard_s(time.monotonic()) > DONE_S
 
     def _on_signals(self) -> None:
         numbers = self._signals.take()
@@ -338,6 +340,11 @@ class _Agent:
         if self._keeper:
             self._keeper.stop()
         return outcome.exit_code(endings)
+
+
+def is_done(endings: Sequence[Ending]) -> bool:
+    """Whether there were ranks, and none of them failed or stopped."""
+    return bool(endings) and all(each.code == contract.EXIT_DONE for each in endings)
 
 
 def lacking(error: OSError) -> MachineError:

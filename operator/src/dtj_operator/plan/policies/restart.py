@@ -1,8 +1,9 @@
 """What does a fault mean for the job?
 
-The first matching rule wins: the user's rules, then 78 -> FailJob, stops on request and disruptions ->
-RestartUncounted, else Restart. Counted restarts have two budgets: restarts within a window of time, and
-consecutive restarts without progress. An in-place restart by the agents counts like a restart.
+The first matching rule wins: the user's rules, then 78, or a program that the image does not have ->
+FailJob, stops on request and disruptions -> RestartUncounted, else Restart. Counted restarts have two
+budgets: restarts within a window of time, and consecutive restarts without progress. An in-place restart by
+the agents counts like a restart.
 
 Progress is a new step. The agents see every life of the ranks, so what they report of the row of restarts
 since the last progress is believed, and new pods continue that row. A program that reports no steps makes
@@ -16,7 +17,15 @@ import hashlib
 from dataclasses import replace
 
 from dtj_operator.model import times
-from dtj_operator.model.memory import RECOVERING, REPLICA, RUNNING, SUSPENDED, Restarts
+from dtj_operator.model.memory import (
+    PENDING,
+    RECOVERING,
+    REPLICA,
+    RUNNING,
+    STARTING,
+    SUSPENDED,
+    Restarts,
+)
 from dtj_operator.model.spec import MOST_RESTARTS, Rule
 from dtj_operator.plan import blame
 from dtj_operator.plan.actions import AwaitCause, Fail, Fault, Restart, Verdict, ends_attempt
@@ -192,9 +201,19 @@ def _broken(s: Snapshot) -> tuple[tuple[int, str], ...] | None:
     broken = {i: pod.uid for i, pod in blame.faulty(s, isolated_since(s)).items()}
     broken |= dict.fromkeys(s.vanished, "")
     survivors = [i for i, pod in participating(s).items() if i not in broken and not s.succeeded(pod)]
-    if not survivors or len(broken.keys() | s.memory.replacing.keys()) > MAX_REPLACED:
+    if (
+        not survivors
+        or (0 in broken and _needs_done(s))
+        or len(broken.keys() | s.memory.replacing.keys()) > MAX_REPLACED
+    ):
         return None
     return tuple(sorted(broken.items()))
+
+
+def _needs_done(s: Snapshot) -> bool:
+    """Whether a next replica 0 would wait for a replica that is done: its agent waits for all of them."""
+    has_agents = s.job.recovery.scope == "Auto" or (s.answer is not None and s.answer.rejoin)
+    return has_agents and (bool(s.memory.done) or any(s.succeeded(pod) for pod in s.current.values()))
 
 
 def _action(s: Snapshot, fault: Fault) -> tuple[str, str]:
@@ -204,9 +223,17 @@ def _action(s: Snapshot, fault: Fault) -> tuple[str, str]:
             return rule.action, f"rule {rule.name}" if rule.name else f"recovery.rules[{number}]"
     if fault.exit_code == blame.BAD_RECIPE and not fault.disruption:
         return "FailJob", "the built-in rule for exit code 78 (bad recipe or arguments)"
+    if fault.lacks_program and not fault.disruption and not _has_run(s):
+        return "FailJob", "the built-in rule for a program that the image does not have"
     if fault.reason == blame.STOPPED or fault.disruption or _is_same_incident(s, fault):
         return "RestartUncounted", "the built-in rule for stops on request and disruptions"
     return "Restart", "the built-in rule for all other failures"
+
+
+def _has_run(s: Snapshot) -> bool:
+    """Whether a pod of the job has ever run; another node may have an older image under the same tag."""
+    is_first = s.memory.phase in ("", PENDING, STARTING) and s.memory.attempt == 0
+    return not is_first or any(s.started(pod) and not s.failed(pod) for pod in s.current.values())
 
 
 def _is_same_incident(s: Snapshot, fault: Fault) -> bool:

@@ -32,6 +32,11 @@ param = pytest.param
 
 TWO = job().replicas(2).running()
 CULPRIT = {"replica": 1, "rank": 1, "reason": "ExitCode", "exitCode": 3, "at": at(-1)}  # as pod 0 reports it
+NEW = job().replicas(2).was("Starting").having(pod(0), pod(1))
+NO_PROGRAM = (  # as containerd 1.6 with runc 1.1 says it
+    "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create "
+    'failed: unable to start container process: exec: "pyton": executable file not found in $PATH: unknown'
+)
 DONE = TWO.but(pod(0).succeeded(), pod(1).succeeded())
 FIRST_DECIDES = TWO.wants(successPolicy={"replicas": [0]})
 TWO_DECIDE = job().replicas(3).running().wants(successPolicy={"replicas": [1, 2]})
@@ -215,6 +220,38 @@ SAME_ERROR = TWO.but(pod(1).crashed(1, message="line 7\nKeyError: 'a'")).was(
                 ANY,
             ),
             id="packages that cannot be installed are not tried again",
+        ),
+        param(
+            NEW.but(pod(1).crashed(128, message=NO_PROGRAM, reason="StartError")),
+            Fail(
+                "RecoveryRule",
+                "rank 1 (replica 1) exited with code 128: ExitCode: container trainer cannot start: "
+                'exec: "pyton": executable file not found in $PATH; correct command or args of that '
+                "container in spec.template, or its image; not restarted because of the built-in rule for a "
+                "program that the image does not have",
+                ANY,
+            ),
+            id="a program that the image does not have",
+        ),
+        param(
+            NEW.but(pod(0).running(), pod(1).crashed(128, message=NO_PROGRAM, reason="StartError")),
+            COUNTED,
+            id="a node with an older image of that tag, which does not have the program",
+        ),
+        param(
+            NEW.was("Recovering").but(pod(1).crashed(128, message=NO_PROGRAM, reason="StartError")),
+            COUNTED,
+            id="likewise, once pods have run",
+        ),
+        param(
+            NEW.but(pod(1).crashed(128, message="driver error", reason="StartError")),
+            COUNTED,
+            id="a container that its node cannot start",
+        ),
+        param(
+            NEW.but(pod(1).crashed(128, message=NO_PROGRAM)),
+            COUNTED,
+            id="a program that says what a container runtime says",
         ),
         param(
             TWO.but(pod(1).reported(75, reason="Stopped")), UNCOUNTED, id="a stop on request is not counted"

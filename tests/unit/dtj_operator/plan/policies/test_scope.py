@@ -14,6 +14,7 @@ from tests.support.builders import NOW, JobBuilder, PodBuilder, at, job, pod
 param = pytest.param
 THREE = job().replicas(3).with_network().recovery(scope="Replica").running()
 AUTO = job().replicas(3).with_network().running()
+AGENTS = AUTO.was("Running", memory={"recoveryScope": "Replica"})
 CRASHED = THREE.but(pod(1).crashed())
 
 
@@ -52,6 +53,24 @@ def replaced(given: JobBuilder) -> list[int] | str:
             THREE.but(pod(0).crashed(), pod(1).succeeded(), pod(2).succeeded()),
             "all",
             id="finished replicas are not survivors",
+        ),
+        param(
+            AGENTS.but(pod(0).crashed(), pod(1).succeeded()),
+            "all",
+            id="the next replica 0 would wait for a replica that is done",
+        ),
+        param(
+            AGENTS.was("Running", memory={"recoveryScope": "Replica", "done": "1"})
+            .without(1)
+            .but(pod(0).running().deleting()),
+            "all",
+            id="likewise, once its pod is gone",
+        ),
+        param(AGENTS.but(pod(2).crashed(), pod(1).succeeded()), [2], id="replica 0 knows that one is done"),
+        param(
+            THREE.but(pod(0).crashed(), pod(1).succeeded()),
+            [0],
+            id="a program without agents, whose replicas end when they like",
         ),
         param(
             job().replicas(1).recovery(scope="Replica").running().but(pod(0).crashed()),

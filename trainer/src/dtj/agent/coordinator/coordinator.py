@@ -79,7 +79,7 @@ class Coordinator:
         now = time.monotonic()
         self._act(self.membership.tick(now))
         if self._is_watched:
-            for rank in self._monitor.tick(now):
+            for rank in self._monitor.tick(now, leaving=self.membership.leaving):
                 self.membership.hold(rank, holds=False)  # all of them are about to be killed, in any order
         else:
             self._monitor.cancel_probe()
@@ -313,10 +313,11 @@ class Coordinator:
     def _drop_closed(self) -> None:
         """Handle closed connections: their agents have left."""
         for hello in self._links.take_closed():
-            if self._is_present(hello) and not self.membership.is_over:
+            was_present, now = self._is_present(hello), time.monotonic()
+            self._act(self.membership.leave(hello.incarnation, now))
+            if was_present and hello.replica in self.membership.missing and not self.membership.is_over:
                 self._log(f"lost the connection to replica {hello.replica}; its ranks may be alive")
-                self.ledger.fault(time.monotonic())
-            self._act(self.membership.leave(hello.incarnation, time.monotonic()))
+                self.ledger.fault(now)
 
     def facts(self) -> Facts:
         """What /status reports about the whole job."""

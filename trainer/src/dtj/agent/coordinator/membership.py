@@ -63,7 +63,7 @@ class Membership:
     budget: RestartBudget
     state: CoordinatorState = field(default_factory=CoordinatorState)
     agents: dict[int, str] = field(default_factory=dict)  # replica -> incarnation
-    failure: Ending | None = None
+    failure: Ending | None = None  # the last one that was healed
     failed_in: int = 0  # generation of the failure
     is_formed: bool = False
     is_over: bool = False
@@ -94,14 +94,21 @@ class Membership:
     _first_step: tuple[int, float] | None = None  # of rank 0 in this generation, and when
     _spent_at: list[float] = field(default_factory=list)  # in-place restarts that may still count
     _left: set[int] = field(default_factory=set)  # replicas whose pod was asked to terminate and is gone
+    _left_done: set[int] = field(default_factory=set)  # likewise, once all their ranks were done
     _resize_at: float | None = None
     _shrink_at: float | None = None
     _lost_at: dict[int, float] = field(default_factory=dict)  # replicas that took part and are missing now
 
     @property
     def missing(self) -> list[int]:
-        """Replicas that have not joined."""
-        return [replica for replica in range(self.job.replicas) if replica not in self.agents]
+        """Replicas that have not joined, and that the job still needs."""
+        here = self.agents.keys() | self._left_done
+        return [replica for replica in range(self.job.replicas) if replica not in here]
+
+    @property
+    def leaving(self) -> list[int]:
+        """Ranks whose pod was asked to terminate."""
+        return [rank for replica in sorted(self.stopping) for rank in self.job.ranks_of(replica)]
 
     def waited_for(self, now: float) -> dict[int, float]:
         """Replicas that took part and are missing, and for how many seconds.
@@ -170,6 +177,11 @@ class Membership:
         silent  no message came for long, so that its ranks may not reach the others either
         """
         for replica in [r for r, i in self.agents.items() if i == incarnation]:
+            if self._leaves_done(replica):
+                del self.agents[replica]
+                self.stopping.discard(replica)
+                self._left_done.add(replica)
+                continue
             if not self.is_formed or replica in self.stopping or replica >= self.job.replicas:
                 self._lose(replica, now)
                 continue
@@ -244,13 +256,14 @@ class Membership:
     def ended(self, ending: Ending, generation: int, now: float) -> list[Action]:
         """A rank exited: done, stopped, or failed."""
         self._healable.discard(ending.rank)
+        if self._leaves(ending):
+            self._end_with(ending, generation)
+            return []
         if generation != self.state.generation or not self.is_formed:
             self._blame(self._last_incident, ending)  # too late to be counted, but it may be the cause
             # Its ranks expect the state of a survivor, so that each would start with weights of its own.
             has_lost_all = self.is_formed and self._kept and not self._healable
             return self.renew() if has_lost_all else []
-        if ending.rank // self.job.processes in self.stopping or (self.stopping and ending.stopped_unsaved):
-            return []  # the generation ends when the replica that stops has left
         self._gone.add(ending.rank)
         everyone = len(self._gone) == len(self.job.ranks)
         if ending.failed:
@@ -262,6 +275,26 @@ class Membership:
         if ending.rank in self._kept and ending.rank not in self._ready:
             return self.renew()  # it finished without noticing that the others need its state
         return self._over(None) if everyone and not self._incident else self._miss(now)
+
+    def _leaves(self, ending: Ending) -> bool:
+        """Whether the rank has ended, unfinished, because a pod was asked to terminate."""
+        is_asked = ending.rank // self.job.processes in self.stopping
+        is_agreed = bool(self.stopping) and ending.stopped_unsaved
+        return ending.code != contract.EXIT_DONE and (is_asked or is_agreed)
+
+    def _end_with(self, ending: Ending, generation: int) -> None:
+        """A rank has left: what the others do from now on follows from that, so no rank has failed.
+
+        The pod may live for longer, such as with a rank that saves.
+        """
+        known = (*self._incident.values(), *self._failing.values())
+        has_cause = any(each.cause != "PeerLost" and each.at < ending.at for each in known)
+        if generation == self.state.generation and self.is_formed and not has_cause:
+            self._end_generation()
+
+    def _leaves_done(self, replica: int) -> bool:
+        """Whether it was asked to terminate when all its ranks were done: then its pod is not replaced."""
+        return replica in self.stopping and self._done.keys() >= set(self.job.ranks_of(replica))
 
     def _miss(self, now: float) -> list[Action]:
         """If a rank ended without joining, those that are ready have lost it: they would wait for ever."""
@@ -294,7 +327,7 @@ class Membership:
         """Set the time of a decision about the failures so far."""
         everyone = len(self._gone) == len(self.job.ranks)
         has_cause = any(ending.cause != "PeerLost" for ending in self._incident.values())
-        at_once = everyone or (has_cause and not self._away)
+        at_once = everyone or (has_cause and not self._away and not self.stopping)
         self._decide_by(now if at_once else now + CAUSE_WAIT_S)
 
     def _decide(self, now: float) -> list[Action]:
@@ -315,13 +348,13 @@ class Membership:
         self.state = replace(self.state, unformed=self.state.unformed + 1 if is_cut else 0)
         if self.state.unformed == 1:  # the first time is free: more time may be enough
             return self.renew()
-        self.failure, self.failed_in = culprit, self.state.generation
-        if culprit.is_final or self._is_spent(culprit, now):
+        if culprit.is_final or self._left_done or self._is_spent(culprit, now):
             if not self._waited_for_verdict and len(self._gone) < len(self.job.ranks):
                 self._waited_for_verdict = True
                 self._decide_by(now + VERDICT_S)
                 return []
             return self._over(culprit)
+        self.failure, self.failed_in = culprit, self.state.generation
         if self._counts(culprit):
             self._spent_at.append(now)
             counted, row = self.state.in_place + 1, self.state.without_progress + 1
@@ -333,6 +366,7 @@ class Membership:
         self._restarts[hello.replica] = hello.restarts
         self._machines[hello.replica] = hello.keeper.machine if hello.keeper else ""
         self._lost_at.pop(hello.replica, None)
+        self._left_done.discard(hello.replica)
         if hello.is_stopping:
             self.stopping.add(hello.replica)
         ranks = set(self.job.ranks_of(hello.replica))
@@ -454,6 +488,8 @@ class Membership:
         self.is_formed = False
 
     def _form(self, *, gracefully: bool = False) -> list[Action]:
+        if self._left_done and not self.is_formed and not self.is_over:
+            return self._over(self._cannot_form())
         is_short = len(self.agents) < self.job.replicas or self.missing  # the count alone is cheap
         if is_short or self.is_formed or self.is_over:
             return []
@@ -472,6 +508,14 @@ class Membership:
         connect_s = CONNECT_S + len(self.job.ranks) // _RANKS_PER_S
         connect_s = min(connect_s * 2**self.state.unformed, LONGEST_CONNECT_S)
         return [Form(self.state.generation, self._kept, self.job.replicas, gracefully, connect_s)]
+
+    def _cannot_form(self) -> Ending:
+        """The failure of a job that needs a replica which is done and gone: all pods must start again."""
+        gone = min(self._left_done)
+        rank = next((rank for rank in self.job.ranks if rank not in self._done), 0)
+        at = max(ending.at for ending in self._done.values())
+        why = f"replica {gone} was done and left when its pod was asked to terminate: no rank can start again"
+        return Ending(rank=rank, code=contract.EXIT_PEER_LOST, at=at, message=why)
 
     def _over(self, culprit: Ending | None) -> list[Action]:
         self.is_over, self.culprit = True, culprit

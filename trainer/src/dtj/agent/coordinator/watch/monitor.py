@@ -8,7 +8,7 @@ culprit that is at work is left alone for some time, and examined again. A kille
 other dead rank.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -139,8 +139,11 @@ class Monitor:
             return
         self._probes |= {rank: probe for rank, probe in probes.items() if rank in self._watchdog.ranks}
 
-    def tick(self, now: float) -> list[int]:
-        """Time has passed while the generation is formed; return the ranks that are killed now."""
+    def tick(self, now: float, *, leaving: Sequence[int] = ()) -> list[int]:
+        """Time has passed while the generation is formed; return the ranks that are killed now.
+
+        leaving  ranks whose pod was asked to terminate
+        """
         due = None if self.hang else self._watchdog.due
         if due is None or now < due.probe_at:  # a heartbeat came in time
             self._probes = None
@@ -150,7 +153,7 @@ class Monitor:
             self._answer_by = now + looks_s + _ANSWER_S
             self._broadcast({"probe": self._number, "looks_s": looks_s})
         elif now >= due.judge_at and (self._has_answers or now >= self._answer_by):
-            return self._judge(now)
+            return self._judge(now, leaving)
         return []
 
     def cancel_probe(self) -> None:
@@ -175,7 +178,7 @@ class Monitor:
     def _forget_silence(self) -> None:
         self._paths, self._moved, self._say_again_at = {}, set(), 0.0
 
-    def _judge(self, now: float) -> list[int]:
+    def _judge(self, now: float, leaving: Sequence[int]) -> list[int]:
         probes = self._with_earlier_looks(
             {r: (self._probes or {}).get(r, Probe()) for r in self._watchdog.ranks}
         )
@@ -198,7 +201,7 @@ class Monitor:
             if may_be_long or now - self._watchdog.since < verdict.patience * self._working_s:
                 self._leave_alone(verdict, probes, now)
                 return []
-        return self._act(verdict, probes, now)
+        return self._act(verdict, probes, now, leaving)
 
     def _with_earlier_looks(self, probes: dict[int, Probe]) -> dict[int, Probe]:
         for rank, probe in probes.items():
@@ -222,12 +225,14 @@ class Monitor:
             f"{most_s:.0f} s without a step (spec.hang.workingSeconds, {contract.HANG_WORKING_SECONDS})"
         )
 
-    def _act(self, verdict: Verdict, probes: Mapping[int, Probe], now: float) -> list[int]:
+    def _act(
+        self, verdict: Verdict, probes: Mapping[int, Probe], now: float, leaving: Sequence[int]
+    ) -> list[int]:
         silence = self._silence(now)
         self._log(f"{silence}: the stacks of all ranks follow")
         messages = {rank: f"{silence}: {describe(rank, probes[rank])}" for rank in verdict.culprits}
         if verdict.is_shared:
-            what = describe_all(probes, has_ended=self._watchdog.has_ended)
+            what = describe_all(probes, has_ended=self._watchdog.has_ended, leaving=leaving)
             messages = dict.fromkeys(messages, f"{silence}: {what}")
             if self._restarts:  # a culprit would be named when it has ended
                 self._log(messages[verdict.culprits[0]])

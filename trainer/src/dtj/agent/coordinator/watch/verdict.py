@@ -92,12 +92,19 @@ def describe(rank: int, probe: Probe) -> str:
     return f"rank {rank} is in {probe.place.text}{busy}"
 
 
-def describe_all(probes: Mapping[int, Probe], *, has_ended: bool = False) -> str:
-    """The message if no rank stands out."""
-    rank, probe = next(((r, p) for r, p in sorted(probes.items()) if p.place.frame), (0, Probe()))
+def describe_all(probes: Mapping[int, Probe], *, has_ended: bool = False, leaving: Sequence[int] = ()) -> str:
+    """The message if no rank stands out; `leaving` are ranks whose pod was asked to terminate."""
+    known = sorted(probes.items(), key=lambda each: (each[0] not in leaving, each[0]))
+    rank, probe = next(((r, p) for r, p in known if p.place.frame), (0, Probe()))
     places = {each.place.frame for each in probes.values()}
     if has_ended and _all_wait(probes):
         return f"the ranks that are left wait for one that has ended (rank {rank} in {probe.place.text})"
+    if leaving and _all_wait(probes):
+        return (
+            f"all ranks wait for each other since the pod of rank {min(leaving)} was asked to terminate, so "
+            "no rank is to blame; a handler of SIGTERM must not wait for other ranks "
+            f"(rank {rank} in {probe.place.text})"
+        )
     if len(places) == 1 or _all_wait(probes):
         return f"all ranks wait for each other, so no rank is to blame (rank {rank} in {probe.place.text})"
     return f"no rank stands out, so no rank is to blame; {describe(rank, probe)}"
