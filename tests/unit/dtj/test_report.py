@@ -1,6 +1,8 @@
 """Endings of ranks -> the cause, the exit code, the termination message."""
 
 import asyncio
+import contextlib
+import io
 import json
 import signal
 import sys
@@ -8,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import TracebackType
 
 import pytest
 import torch
@@ -18,7 +21,7 @@ from dtj import contract
 from dtj.agent.rank import main
 from dtj.agent.wire import outcome
 from dtj.agent.wire.outcome import Ending
-from dtj.errors import is_peer_loss, lost_peer
+from dtj.errors import RecipeError, is_peer_loss, lost_peer
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -182,17 +185,76 @@ def test_error_that_the_program_raised_instead_of_it_is_a_lost_peer_too(link: st
     assert lost_peer(error) is None
 
 
+@pytest.fixture
+def own_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hook of this process, which a rank replaces, comes back."""
+    for name in ("excepthook", "__excepthook__"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+
+
+def _lose_peer() -> None:
+    loop = asyncio.new_event_loop()
+    native = loop.create_future()
+    native.set_exception(RuntimeError("gloo: Connection closed by peer"))
+    try:
+        native.result()
+    finally:
+        loop.close()
+
+
+def _divide() -> None:
+    raise ZeroDivisionError("no samples")
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def _refuse() -> None:
+    raise RecipeError("seed is -1")
+
+
+@pytest.mark.usefixtures("own_hook")
+@pytest.mark.parametrize(
+    ("fail", "code", "shown"),
+    [
+        pytest.param(_divide, 1, True, id="an exception"),
+        pytest.param(_lose_peer, contract.EXIT_PEER_LOST, False, id="a lost peer"),
+        pytest.param(_refuse, contract.EXIT_BAD_RECIPE, False, id="an error that the agent prints"),
+        pytest.param(_interrupt, 128 + signal.SIGINT, False, id="Ctrl-C"),
+    ],
+)
+def test_uncaught_exception_goes_through_the_hook_that_the_program_has_set(
+    capsys: pytest.CaptureFixture[str], fail: Callable[[], None], code: int, shown: bool
+) -> None:
+    """wandb, for example, else shows a run that crashed as finished."""
+    found: list[str] = []
+
+    def program() -> None:
+        before = sys.excepthook
+        assert before is sys.__excepthook__  # or wandb would call it beside its own
+
+        def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            found.append(kind.__name__)
+            with contextlib.redirect_stderr(io.StringIO()):  # as torch.distributed, to add the rank
+                before(kind, error, trace)
+            sys.exit(5)  # too late to be the exit code
+
+        sys.excepthook = hook
+        fail()
+
+    assert main._run(program) == code
+    assert len(found) == 1
+    assert capsys.readouterr().err.count("Traceback") == shown
+
+
+@pytest.mark.usefixtures("own_hook")
 def test_rank_that_exits_because_it_lost_a_peer_is_not_the_cause() -> None:
     def program() -> None:
-        loop = asyncio.new_event_loop()
-        native = loop.create_future()
-        native.set_exception(RuntimeError("gloo: Connection closed by peer"))
         try:
-            native.result()
+            _lose_peer()
         except RuntimeError:
             sys.exit(1)
-        finally:
-            loop.close()
 
     assert main._run(program) == contract.EXIT_PEER_LOST
 
@@ -206,12 +268,8 @@ def test_error_that_the_program_raises_itself_is_its_own_fault() -> None:
 
 def test_error_of_native_code_that_the_program_called_is_a_lost_peer() -> None:
     """As from `work.wait()`: asyncio's future, too, is native code that raises a given error."""
-    loop = asyncio.new_event_loop()
-    native = loop.create_future()
-    native.set_exception(RuntimeError("gloo: Connection closed by peer"))
     with pytest.raises(RuntimeError) as raised:
-        native.result()
-    loop.close()
+        _lose_peer()
     assert is_peer_loss(raised.value)
 
 

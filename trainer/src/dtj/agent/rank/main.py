@@ -19,6 +19,7 @@ from dtj import contract
 from dtj.agent import process_end
 from dtj.agent.child_process import detach
 from dtj.agent.rank import cuda, heap, optimizer_steps, own_stacks
+from dtj.agent.rank.uncaught import UncaughtErrors
 from dtj.agent.wire import outcome
 from dtj.copies import slot
 from dtj.errors import DtjError, Stopped, lost_peer
@@ -106,6 +107,7 @@ def _prepare_torch(threads: int) -> None:
 
 def _run(program: Program) -> int:
     """Run the program and return its exit code; print and report a failure once."""
+    uncaught = UncaughtErrors()
     try:
         program()
     except SystemExit as end:
@@ -118,21 +120,25 @@ def _run(program: Program) -> int:
         # Report now: its exit functions may take longer than the other ranks live.
         _report(end.code if isinstance(end.code, str) else "", code=code, reason="ExitCode")
         return code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        uncaught.hand_over(error, is_shown=False)
         return contract.EXIT_SIGNAL + signal.SIGINT
     except DtjError as error:
         # Printed by the agent, once for all ranks.
         _report(str(error), code=error.exit_code, reason=error.reason, is_for_people=True)
+        uncaught.hand_over(error, is_shown=False)
         return error.exit_code
     except BaseException as error:  # noqa: BLE001 - the user's program may raise anything
         lost = lost_peer(error)
         text = "".join(traceback.format_exception(_without_our_frames(error)))
-        if error is not lost:  # a traceback would only show a wait
-            print(text, end="", file=sys.stderr)
+        # Report first: a hook of the program may take long, or end the process.
         if lost:
-            return _report_lost(lost)
-        _report(text, code=1, reason="Exception")
-        return 1
+            code = _report_lost(lost)
+        else:
+            code = 1
+            _report(text, code=code, reason="Exception")
+        uncaught.hand_over(error, is_shown=error is not lost)  # a traceback would only show a wait
+        return code
     return 0
 
 
