@@ -61,6 +61,8 @@ def become(program: Program, env: Mapping[str, str], *, threads: int, wiring: Wi
         code = _run(program)
         heartbeat.mine.leave(is_done=code == contract.EXIT_DONE)
         process_end.run_exit_functions()
+        if code in (contract.EXIT_DONE, contract.EXIT_STOPPED):
+            process_end.let_go(sys.modules["__main__"])
     except KeyboardInterrupt:
         code = contract.EXIT_SIGNAL + signal.SIGINT
     except BaseException:  # noqa: BLE001 - the child must never return into the agent
@@ -91,10 +93,15 @@ def _set_up_process(env: Mapping[str, str], wiring: Wiring) -> None:
 
 
 def _prepare_torch(threads: int) -> None:
-    import torch  # noqa: PLC0415 - loaded by the agent before the fork; this module must import quickly
+    # Loaded by the agent before the fork; this module must import quickly.
+    import numpy as np  # noqa: PLC0415
+    import torch  # noqa: PLC0415
 
     from dtj.ranks.world import choose_store  # noqa: PLC0415
 
+    # As in a process of its own; else a program that sets no seed draws the same on all ranks, after each restart.
+    np.random.seed()
+    torch.default_generator.seed()
     torch.set_num_threads(threads)  # the libraries read OMP_NUM_THREADS before the fork
     optimizer_steps.count()
     if int(os.environ[contract.WORLD_SIZE]) > 1:
