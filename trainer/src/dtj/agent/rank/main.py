@@ -99,7 +99,7 @@ def _prepare_torch(threads: int) -> None:
 
     from dtj.ranks.world import choose_store  # noqa: PLC0415
 
-    # As in a process of its own; else a program that sets no seed draws the same on all ranks, after each restart.
+    # As in a process of its own: all ranks, also those of a restart, have inherited the same generators.
     np.random.seed()
     torch.default_generator.seed()
     torch.set_num_threads(threads)  # the libraries read OMP_NUM_THREADS before the fork
