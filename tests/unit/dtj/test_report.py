@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from dtj.agent.rank import main
 from dtj.agent.wire import outcome
 from dtj.agent.wire.outcome import Ending
 from dtj.errors import RecipeError, is_peer_loss, lost_peer
+from dtj.telemetry import report_pipe
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -246,6 +248,40 @@ def test_uncaught_exception_goes_through_the_hook_that_the_program_has_set(
     assert main._run(program) == code
     assert len(found) == 1
     assert capsys.readouterr().err.count("Traceback") == shown
+
+
+def _exit_in_handler() -> None:
+    """As Hydra and click, which print the exception first."""
+    try:
+        _divide()
+    except ZeroDivisionError:
+        sys.exit(3)
+
+
+def _exit_instead() -> None:
+    try:
+        _divide()
+    except ZeroDivisionError:
+        raise SystemExit(3) from None
+
+
+@pytest.mark.usefixtures("own_hook")
+@pytest.mark.parametrize(
+    ("program", "cause"),
+    [
+        pytest.param(_exit_in_handler, "ZeroDivisionError: no samples", id="while it handled an exception"),
+        pytest.param(_exit_instead, "", id="instead of an exception"),
+        pytest.param(lambda: sys.exit(3), "", id="with a code only"),
+    ],
+)
+def test_exit_code_is_reported_with_the_exception_that_led_to_it(
+    monkeypatch: pytest.MonkeyPatch, program: Callable[[], None], cause: str
+) -> None:
+    reports: list[dict[str, Any]] = []
+    monkeypatch.setattr(report_pipe, "send", lambda fields, **_: reports.append(fields["failure"]))
+    assert main._run(program) == 3
+    [report] = reports
+    assert (report["reason"], report["message"].rpartition("\n")[2]) == ("ExitCode", cause)
 
 
 @pytest.mark.usefixtures("own_hook")

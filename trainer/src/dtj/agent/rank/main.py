@@ -61,7 +61,7 @@ def become(program: Program, env: Mapping[str, str], *, threads: int, wiring: Wi
         code = _run(program)
         heartbeat.mine.leave(is_done=code == contract.EXIT_DONE)
         process_end.run_exit_functions()
-        if code in (contract.EXIT_DONE, contract.EXIT_STOPPED):
+        if code != contract.EXIT_PEER_LOST:  # else an object may wait for that peer
             process_end.let_go(sys.modules["__main__"])
     except KeyboardInterrupt:
         code = contract.EXIT_SIGNAL + signal.SIGINT
@@ -125,7 +125,8 @@ def _run(program: Program) -> int:
         if not has_stopped and (lost := lost_peer(end)):
             return _report_lost(lost)
         # Report now: its exit functions may take longer than the other ranks live.
-        _report(end.code if isinstance(end.code, str) else "", code=code, reason="ExitCode")
+        cause = end.code if isinstance(end.code, str) else "" if has_stopped else _handled_at(end)
+        _report(cause, code=code, reason="ExitCode")
         return code
     except KeyboardInterrupt as error:
         uncaught.hand_over(error, is_shown=False)
@@ -160,6 +161,12 @@ def _code_of(end: SystemExit) -> int:
         return (end.code or 0) & 0xFF
     print(end.code, file=sys.stderr)  # sys.exit("some text") prints it and means 1
     return 1
+
+
+def _handled_at(end: SystemExit) -> str:
+    """The exception that the program was handling as it exited: libraries print it themselves, then exit."""
+    handled = None if end.__suppress_context__ else end.__context__
+    return "".join(traceback.format_exception(handled)) if handled else ""
 
 
 def _without_our_frames(error: BaseException) -> BaseException:
