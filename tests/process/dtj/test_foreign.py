@@ -117,6 +117,12 @@ def test_script_that_sets_no_seed_draws_other_numbers_on_each_rank_and_after_a_r
     assert len(set(drawn)) == len(drawn) >= 6  # rank 1 may have been replaced before it drew
 
 
+def test_shared_memory_of_a_script_that_is_killed_is_freed(start: Start, tmp_path: Path) -> None:
+    """By the process that Python starts for that, as under torchrun."""
+    ended = start("run", "--max-restarts", 1, FOREIGN / "shares.py", tmp_path / "note").wait()
+    assert ended.code == 0, ended.err
+
+
 def test_script_that_starts_the_processes_of_its_group_itself(finish: Callable[..., Finished]) -> None:
     ended = finish("run", FOREIGN / "own_processes.py", OWN_PORT=free_port())
     assert ended.code == 0, ended.err
