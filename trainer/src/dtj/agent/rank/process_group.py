@@ -31,7 +31,9 @@ def kill(group: int) -> None:
 
 
 def _members(group: int) -> set[int]:
-    return {pid for pid, process in process_usage.processes().known.items() if process.group == group}
+    with contextlib.suppress(OSError):  # too many open files, for example
+        return {pid for pid, process in process_usage.processes().known.items() if process.group == group}
+    return set()
 
 
 def _is_tracker(pid: int) -> bool:
