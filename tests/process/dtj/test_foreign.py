@@ -109,6 +109,20 @@ def test_script_finds_the_variables_that_torchrun_sets(start: Start) -> None:
     assert under_torchrun - ours == left_out
 
 
+def test_script_that_sets_no_seed_draws_other_numbers_on_each_rank_and_after_a_restart(start: Start) -> None:
+    """As under torchrun, whose ranks do not share the generators of a process that they are forked from."""
+    ended = start("run", "--nproc", 2, "--max-restarts", 1, FOREIGN / "draws.py").wait()
+    assert ended.code == 0, ended.err
+    drawn = [number for line in ended.out.splitlines() for number in line.split()[2:]]  # after "[rank 0]"
+    assert len(set(drawn)) == len(drawn) >= 6  # rank 1 may have been replaced before it drew
+
+
+def test_shared_memory_of_a_script_that_is_killed_is_freed(start: Start, tmp_path: Path) -> None:
+    """By the process that Python starts for that, as under torchrun."""
+    ended = start("run", "--max-restarts", 1, FOREIGN / "shares.py", tmp_path / "note").wait()
+    assert ended.code == 0, ended.err
+
+
 def test_script_that_starts_the_processes_of_its_group_itself(finish: Callable[..., Finished]) -> None:
     ended = finish("run", FOREIGN / "own_processes.py", OWN_PORT=free_port())
     assert ended.code == 0, ended.err

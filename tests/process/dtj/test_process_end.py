@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,6 +48,7 @@ def test_what_the_program_left_in_open_files_is_written(
     assert "from C" in ended.out
     assert (tmp_path / "plain").read_text() == "one line\n"
     assert gzip.decompress((tmp_path / "zipped").read_bytes()) == b"one line\n"
+    assert zipfile.ZipFile(tmp_path / "archive").read("member") == b"one line\n"
     assert {file.name for file in tmp_path.glob("net-*") if file.stat().st_size > 0} == {
         "net-atexit",
         "net-thread",

@@ -362,6 +362,12 @@ def test_lines_are_the_same_however_the_pipe_cuts_them(text: bytes, cuts: list[i
         pytest.param(b"a\r\nb\n", "[rank 3] a\n[rank 3] b\n", id="Windows line ends"),
         pytest.param(b"10%\r20%\r\n", "[rank 3] 10%\n[rank 3] 20%\n", id="each state of a progress bar"),
         pytest.param(b"\n", "[rank 3] \n", id="an empty line"),
+        pytest.param(b"\r10%\r   \rdone\n", "[rank 3] 10%\n[rank 3] done\n", id="a bar that is erased"),
+        pytest.param(
+            b"\r50%\n\r10%\x1b[A\n\r\x1b[32m20%\x1b[0m\x1b[K\x1b[A",
+            "[rank 3] 50%\n[rank 3] 10%\n[rank 3] \x1b[32m20%\x1b[0m\n",
+            id="a bar below another one, in colour",
+        ),
         pytest.param(b"no end", "[rank 3] no end\n", id="a line that was cut off"),
     ],
 )

@@ -1,6 +1,8 @@
 """Endings of ranks -> the cause, the exit code, the termination message."""
 
 import asyncio
+import contextlib
+import io
 import json
 import signal
 import sys
@@ -8,6 +10,8 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +22,8 @@ from dtj import contract
 from dtj.agent.rank import main
 from dtj.agent.wire import outcome
 from dtj.agent.wire.outcome import Ending
-from dtj.errors import is_peer_loss, lost_peer
+from dtj.errors import RecipeError, is_peer_loss, lost_peer
+from dtj.telemetry import report_pipe
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -182,17 +187,110 @@ def test_error_that_the_program_raised_instead_of_it_is_a_lost_peer_too(link: st
     assert lost_peer(error) is None
 
 
+@pytest.fixture
+def own_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hook of this process, which a rank replaces, comes back."""
+    for name in ("excepthook", "__excepthook__"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+
+
+def _lose_peer() -> None:
+    loop = asyncio.new_event_loop()
+    native = loop.create_future()
+    native.set_exception(RuntimeError("gloo: Connection closed by peer"))
+    try:
+        native.result()
+    finally:
+        loop.close()
+
+
+def _divide() -> None:
+    raise ZeroDivisionError("no samples")
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def _refuse() -> None:
+    raise RecipeError("seed is -1")
+
+
+@pytest.mark.usefixtures("own_hook")
+@pytest.mark.parametrize(
+    ("fail", "code", "shown"),
+    [
+        pytest.param(_divide, 1, True, id="an exception"),
+        pytest.param(_lose_peer, contract.EXIT_PEER_LOST, False, id="a lost peer"),
+        pytest.param(_refuse, contract.EXIT_BAD_RECIPE, False, id="an error that the agent prints"),
+        pytest.param(_interrupt, 128 + signal.SIGINT, False, id="Ctrl-C"),
+    ],
+)
+def test_uncaught_exception_goes_through_the_hook_that_the_program_has_set(
+    capsys: pytest.CaptureFixture[str], fail: Callable[[], None], code: int, shown: bool
+) -> None:
+    """wandb, for example, else shows a run that crashed as finished."""
+    found: list[str] = []
+
+    def program() -> None:
+        before = sys.excepthook
+        assert before is sys.__excepthook__  # or wandb would call it beside its own
+
+        def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            found.append(kind.__name__)
+            with contextlib.redirect_stderr(io.StringIO()):  # as torch.distributed, to add the rank
+                before(kind, error, trace)
+            sys.exit(5)  # too late to be the exit code
+
+        sys.excepthook = hook
+        fail()
+
+    assert main._run(program) == code
+    assert len(found) == 1
+    assert capsys.readouterr().err.count("Traceback") == shown
+
+
+def _exit_in_handler() -> None:
+    """As Hydra and click, which print the exception first."""
+    try:
+        _divide()
+    except ZeroDivisionError:
+        sys.exit(3)
+
+
+def _exit_instead() -> None:
+    try:
+        _divide()
+    except ZeroDivisionError:
+        raise SystemExit(3) from None
+
+
+@pytest.mark.usefixtures("own_hook")
+@pytest.mark.parametrize(
+    ("program", "cause"),
+    [
+        pytest.param(_exit_in_handler, "ZeroDivisionError: no samples", id="while it handled an exception"),
+        pytest.param(_exit_instead, "", id="instead of an exception"),
+        pytest.param(lambda: sys.exit(3), "", id="with a code only"),
+    ],
+)
+def test_exit_code_is_reported_with_the_exception_that_led_to_it(
+    monkeypatch: pytest.MonkeyPatch, program: Callable[[], None], cause: str
+) -> None:
+    reports: list[dict[str, Any]] = []
+    monkeypatch.setattr(report_pipe, "send", lambda fields, **_: reports.append(fields["failure"]))
+    assert main._run(program) == 3
+    [report] = reports
+    assert (report["reason"], report["message"].rpartition("\n")[2]) == ("ExitCode", cause)
+
+
+@pytest.mark.usefixtures("own_hook")
 def test_rank_that_exits_because_it_lost_a_peer_is_not_the_cause() -> None:
     def program() -> None:
-        loop = asyncio.new_event_loop()
-        native = loop.create_future()
-        native.set_exception(RuntimeError("gloo: Connection closed by peer"))
         try:
-            native.result()
+            _lose_peer()
         except RuntimeError:
             sys.exit(1)
-        finally:
-            loop.close()
 
     assert main._run(program) == contract.EXIT_PEER_LOST
 
@@ -206,12 +304,8 @@ def test_error_that_the_program_raises_itself_is_its_own_fault() -> None:
 
 def test_error_of_native_code_that_the_program_called_is_a_lost_peer() -> None:
     """As from `work.wait()`: asyncio's future, too, is native code that raises a given error."""
-    loop = asyncio.new_event_loop()
-    native = loop.create_future()
-    native.set_exception(RuntimeError("gloo: Connection closed by peer"))
     with pytest.raises(RuntimeError) as raised:
-        native.result()
-    loop.close()
+        _lose_peer()
     assert is_peer_loss(raised.value)
 
 

@@ -6,11 +6,13 @@ import gzip
 import os
 import pickle
 import threading
+import zipfile
 from pathlib import Path
 
 OUT = Path(os.environ["OUT"])
 plain = (OUT / "plain").open("w")
 zipped = gzip.open(OUT / "zipped", "wt")  # noqa: SIM115 - that is the point
+archive = zipfile.ZipFile(OUT / "archive", "w")
 is_over = threading.Event()
 
 
@@ -30,6 +32,7 @@ def save_later() -> None:
 def main() -> None:
     plain.write("one line\n")
     zipped.write("one line\n")
+    archive.writestr("member", "one line\n")
     ctypes.CDLL(None).printf(b"from C\n")
 
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import traceback
 import weakref
+from types import ModuleType
 from typing import Any, NoReturn
 
 
@@ -42,6 +43,18 @@ def run_exit_functions() -> None:
     atexit.unregister(gc.unfreeze)  # what was imported before the fork holds no file, and is shared memory
     _leave_operators()
     atexit._run_exitfuncs()
+
+
+def let_go(program: ModuleType) -> None:
+    """Drop what a program holds in its global variables, the newest first; called after its exit functions.
+
+    Some libraries complete a file only when its object goes: zip archives, HDF5, Parquet, videos.
+    """
+    threading.excepthook = lambda _: None  # of a thread that is left and misses a variable
+    names = vars(program)
+    for name in reversed([each for each in names if not each.startswith("__")]):
+        names.pop(name, None)
+    gc.collect()
 
 
 def _write_files() -> None:

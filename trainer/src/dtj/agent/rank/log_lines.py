@@ -6,8 +6,10 @@ Lines of different ranks are never mixed. The last line is kept even if the rank
 import json
 import re
 
-# A progress bar redraws its line with \r: each redraw becomes a line of the log.
-_END = re.compile(rb"\r\n|\n|\r(?=.)", re.DOTALL)
+# A progress bar redraws its line with \r: each redraw becomes a line of the log, unless it shows nothing.
+_END = re.compile(rb"(\r\n|\n|\r(?=.))", re.DOTALL)
+# To another line of the terminal: a log has its lines in order, and beside them those of other ranks.
+_MOVE = re.compile(rb"\x1b\[[\d;]*[A-HJKf]")
 # A line without an end must not fill the memory.
 _MAX_BYTES = 64 * 1024
 
@@ -22,11 +24,13 @@ class LogLines:
 
     def feed(self, data: bytes) -> bytes:
         """More bytes in, whole lines out."""
-        *whole, self._rest = _END.split(self._rest + data)
+        *whole, self._rest = _END.split(_MOVE.sub(b"", self._rest + data))
+        lines = zip(whole[::2], whole[1::2], strict=True)
+        shown = [line for line, end in lines if end != b"\r" or line.strip()]
         if len(self._rest) > _MAX_BYTES:
-            whole.append(self._rest)
+            shown.append(self._rest)
             self._rest = b""
-        return b"".join(self._prefixed(line) for line in whole)
+        return b"".join(self._prefixed(line) for line in shown)
 
     def end(self) -> bytes:
         """The stream has ended: return the rest as a line."""

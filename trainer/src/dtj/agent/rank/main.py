@@ -19,6 +19,7 @@ from dtj import contract
 from dtj.agent import process_end
 from dtj.agent.child_process import detach
 from dtj.agent.rank import cuda, heap, optimizer_steps, own_stacks
+from dtj.agent.rank.uncaught import UncaughtErrors
 from dtj.agent.wire import outcome
 from dtj.copies import slot
 from dtj.errors import DtjError, Stopped, lost_peer
@@ -60,6 +61,8 @@ def become(program: Program, env: Mapping[str, str], *, threads: int, wiring: Wi
         code = _run(program)
         heartbeat.mine.leave(is_done=code == contract.EXIT_DONE)
         process_end.run_exit_functions()
+        if code != contract.EXIT_PEER_LOST:  # else an object may wait for that peer
+            process_end.let_go(sys.modules["__main__"])
     except KeyboardInterrupt:
         code = contract.EXIT_SIGNAL + signal.SIGINT
     except BaseException:  # noqa: BLE001 - the child must never return into the agent
@@ -90,10 +93,15 @@ def _set_up_process(env: Mapping[str, str], wiring: Wiring) -> None:
 
 
 def _prepare_torch(threads: int) -> None:
-    import torch  # noqa: PLC0415 - loaded by the agent before the fork; this module must import quickly
+    # Loaded by the agent before the fork; this module must import quickly.
+    import numpy as np  # noqa: PLC0415
+    import torch  # noqa: PLC0415
 
     from dtj.ranks.world import choose_store  # noqa: PLC0415
 
+    # As in a process of its own: all ranks, also those of a restart, have inherited the same generators.
+    np.random.seed()
+    torch.default_generator.seed()
     torch.set_num_threads(threads)  # the libraries read OMP_NUM_THREADS before the fork
     optimizer_steps.count()
     if int(os.environ[contract.WORLD_SIZE]) > 1:
@@ -106,6 +114,7 @@ def _prepare_torch(threads: int) -> None:
 
 def _run(program: Program) -> int:
     """Run the program and return its exit code; print and report a failure once."""
+    uncaught = UncaughtErrors()
     try:
         program()
     except SystemExit as end:
@@ -116,24 +125,29 @@ def _run(program: Program) -> int:
         if not has_stopped and (lost := lost_peer(end)):
             return _report_lost(lost)
         # Report now: its exit functions may take longer than the other ranks live.
-        _report(end.code if isinstance(end.code, str) else "", code=code, reason="ExitCode")
+        cause = end.code if isinstance(end.code, str) else "" if has_stopped else _handled_at(end)
+        _report(cause, code=code, reason="ExitCode")
         return code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        uncaught.hand_over(error, is_shown=False)
         return contract.EXIT_SIGNAL + signal.SIGINT
     except DtjError as error:
         # Printed by the agent, once for all ranks.
         _report(str(error), code=error.exit_code, reason=error.reason, is_for_people=True)
+        uncaught.hand_over(error, is_shown=False)
         return error.exit_code
     except BaseException as error:  # noqa: BLE001 - the user's program may raise anything
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler could raise before this is reported
         lost = lost_peer(error)
         text = "".join(traceback.format_exception(_without_our_frames(error)))
-        if error is not lost:  # a traceback would only show a wait
-            print(text, end="", file=sys.stderr)
+        # Report first: a hook of the program may take long, or end the process.
         if lost:
-            return _report_lost(lost)
-        _report(text, code=1, reason="Exception")
-        return 1
+            code = _report_lost(lost)
+        else:
+            code = 1
+            _report(text, code=code, reason="Exception")
+        uncaught.hand_over(error, is_shown=error is not lost)  # a traceback would only show a wait
+        return code
     return 0
 
 
@@ -148,6 +162,12 @@ def _code_of(end: SystemExit) -> int:
         return (end.code or 0) & 0xFF
     print(end.code, file=sys.stderr)  # sys.exit("some text") prints it and means 1
     return 1
+
+
+def _handled_at(end: SystemExit) -> str:
+    """The exception that the program was handling as it exited: libraries print it themselves, then exit."""
+    handled = None if end.__suppress_context__ else end.__context__
+    return "".join(traceback.format_exception(handled)) if handled else ""
 
 
 def _without_our_frames(error: BaseException) -> BaseException:

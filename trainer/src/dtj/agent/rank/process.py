@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from dtj import contract
 from dtj.agent.child_process import signals_blocked
-from dtj.agent.rank import own_stacks
+from dtj.agent.rank import own_stacks, process_group
 from dtj.agent.rank.error_file import ErrorFile
 from dtj.agent.rank.log_lines import LogLines
 from dtj.agent.rank.main import Program, Wiring, become
@@ -187,8 +187,7 @@ class RankProcess:
 
     def kill_group(self) -> None:
         """Kill what is left of its process group."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        process_group.kill(self.pid)
 
     def finish(self, code: int) -> Ending:
         """It was reaped; `code` is negative if a signal killed it."""
