@@ -104,17 +104,19 @@ def test_trainer_reads_only_variables_that_the_page_names():
     assert read <= set(flat("Environment of the training container"))
     optional = {trainer.MAX_RESTARTS, trainer.RESTARTS_IN_PLACE, trainer.MAX_RESTARTS_WITHOUT_PROGRESS}
     optional |= {trainer.RESTART_WINDOW_SECONDS, trainer.RESTARTS_WITHOUT_PROGRESS, trainer.HIGHEST_STEP}
+    optional |= {trainer.BACKOFF_SECONDS}
     assert all(f"`{name}`" in PAGE for name in optional)
 
 
 def test_agents_continue_the_counts_of_the_operator():
-    parsed = spec.parse(JobBuilder().recovery(windowSeconds=600, maxRestartsWithoutProgress=2).raw())
+    parsed = spec.parse(JobBuilder().recovery(windowSeconds=600, maxRestartsWithoutProgress=2, backoffSeconds=7).raw())
     past = Restarts(in_place_of_attempt=3, without_progress=2, highest_step=41)
     place = PodContext(attempt=1, size=1, restarts_left=4, restarts=past)
     env = {each["name"]: each["value"] for each in of_replica(parsed, 0) + shared(parsed, {}, place)}
     options = Options.read(env, shown=None, as_json=False, port=None, termination_log=None, max_restarts=None)
 
-    assert options.budget == RestartBudget(restarts=7, spent=3, without_progress=2, window_s=600)
+    expected = RestartBudget(restarts=7, spent=3, without_progress=2, window_s=600, backoff_s=7)
+    assert options.budget == expected
     assert options.past == CoordinatorState(in_place=3, without_progress=2, best_step=41)
 
 

@@ -41,8 +41,8 @@ def variables(found: LocalJob, index: int = 0, lost: int = 0) -> dict[str, str]:
             id="what only a pod has",
         ),
         pytest.param(
-            job(checkpoint={"volume": {}}, suspend=True, recovery={"maxRestarts": 2, "backoffSeconds": 9}),
-            ("spec.checkpoint", "spec.suspend", "spec.recovery.backoffSeconds"),
+            job(checkpoint={"volume": {}}, suspend=True, recovery={"maxRestarts": 2, "scope": "Job"}),
+            ("spec.checkpoint", "spec.suspend", "spec.recovery.scope"),
             id="what only the operator does",
         ),
         pytest.param(

@@ -25,6 +25,7 @@ from dtj.agent.wire.protocol import (
     RankState,
     Refuse,
     RestartBudget,
+    Say,
 )
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -588,6 +589,29 @@ def test_plain_program_that_dies_at_the_same_early_step_is_given_up_exactly_afte
         lives.append(fails(found, NOW))
     assert lives == [True, True, False]
     assert (found.state.in_place, found.state.without_progress) == (2, 2)
+
+
+def test_ranks_that_fail_again_without_progress_wait_for_the_backoff() -> None:
+    found = plain(without_progress=5, backoff_s=10.0)
+    found.stepped(20, NOW)
+    assert fails(found, NOW), "at once, since there was progress"
+
+    said = "the ranks start again in 20 s: 2 failures in a row without progress"
+    assert found.ended(end(1, 1), 2, NOW) == [Say(said)]
+
+    assert not any(isinstance(action, Form) for action in found.join(hello(1, "new pod"), NOW + 5))
+    assert found.tick(NOW + 19.9) == []
+    assert found.tick(NOW + 20) == [Form(3, frozenset(), 3)]
+
+
+def test_backoff_is_for_failures_that_follow_each_other() -> None:
+    """A program that reports no steps may have trained for hours."""
+    found = plain(backoff_s=1.0)
+    assert found.tick(NOW) == []
+    assert fails(found, NOW + 600)
+    assert found.tick(NOW + 600) == []
+    assert not fails(found, NOW + 1199), "2 failures"
+    assert found.tick(NOW + 1201.5) == [Form(3, frozenset(), 3)]
 
 
 def test_restarts_that_the_operator_counted_belong_to_the_row() -> None:

@@ -98,7 +98,10 @@ def _budget(flag: int | None, env: Mapping[str, str]) -> RestartBudget:
         env, contract.MAX_RESTARTS_WITHOUT_PROGRESS, default=RestartBudget.without_progress, least=0
     )
     window_s = _seconds(env, contract.RESTART_WINDOW_SECONDS)
-    return RestartBudget(restarts=left + spent, spent=spent, without_progress=without, window_s=window_s)
+    backoff_s = _seconds(env, contract.BACKOFF_SECONDS) or 0.0
+    return RestartBudget(
+        restarts=left + spent, spent=spent, without_progress=without, window_s=window_s, backoff_s=backoff_s
+    )
 
 
 def _past(env: Mapping[str, str]) -> CoordinatorState:

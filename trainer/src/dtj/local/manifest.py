@@ -37,6 +37,7 @@ class LocalJob:
     env           the container's own variables, in their order
     max_restarts  of ranks, and of lost replicas
     window_s      seconds for which a restart of a rank counts
+    backoff_s     delay before ranks start again that made no progress
     grace_s       between SIGTERM and SIGKILL in a pod; here only the agents' warnings use it
     hang_s        seconds without a step that count as a hang; None: from the step times
     working_s     the same for a rank that is at work; None: the agents' default
@@ -53,6 +54,7 @@ class LocalJob:
     max_restarts: int
     window_s: int
     without_progress: int
+    backoff_s: int
     grace_s: int
     hang_s: int | None
     working_s: int | None
@@ -136,6 +138,7 @@ def parse(manifest: Mapping[str, Any], *, others: Sequence[str] = ()) -> LocalJo
         max_restarts=recovery.integer("maxRestarts", 10),
         window_s=recovery.integer("windowSeconds", 86_400, least=1),
         without_progress=recovery.integer("maxRestartsWithoutProgress", 3),
+        backoff_s=recovery.integer("backoffSeconds", 1),
         grace_s=pod.integer("terminationGracePeriodSeconds", 30),
         hang_s=hang.integer("timeoutSeconds", 0) or None,
         working_s=hang.integer("workingSeconds", 0) or None,
@@ -191,6 +194,7 @@ def environment(
         contract.RESTART_WINDOW_SECONDS: job.window_s,
         contract.MAX_RESTARTS_WITHOUT_PROGRESS: job.without_progress,
         contract.RESTARTS_WITHOUT_PROGRESS: 0,
+        contract.BACKOFF_SECONDS: job.backoff_s,
         contract.GRACE_SECONDS: job.grace_s,
         contract.HANG_ACTION: job.hang_action,
         "PYTHONUNBUFFERED": 1,

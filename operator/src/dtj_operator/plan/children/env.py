@@ -81,6 +81,7 @@ def _identity(job: Job, context: PodContext) -> Iterator[tuple[str, object]]:
     yield "DTJ_RESTART_WINDOW_SECONDS", job.recovery.window_s
     yield "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS", job.recovery.max_restarts_without_progress
     yield "DTJ_RESTARTS_WITHOUT_PROGRESS", context.restarts.without_progress
+    yield "DTJ_BACKOFF_SECONDS", job.recovery.backoff_s
     if context.restarts.highest_step is not None:
         yield "DTJ_HIGHEST_STEP", context.restarts.highest_step
     yield "DTJ_GRACE_SECONDS", job.grace_s

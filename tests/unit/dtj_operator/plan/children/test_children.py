@@ -71,6 +71,7 @@ def test_the_environment_of_the_contract() -> None:
         "DTJ_RESTART_WINDOW_SECONDS": "86400",
         "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS": "3",
         "DTJ_RESTARTS_WITHOUT_PROGRESS": "0",
+        "DTJ_BACKOFF_SECONDS": "1",
         "DTJ_GRACE_SECONDS": "30",
         "DTJ_HANG_ACTION": "Restart",
         "PYTHONUNBUFFERED": "1",

@@ -21,7 +21,7 @@ from dtj.agent.wire import buddies, facts, outcome
 from dtj.agent.wire.checked import printable
 from dtj.agent.wire.link import KEEPALIVE_S, SILENCE_S, Link, Message, free_ports, pace_s
 from dtj.agent.wire.outcome import Ending
-from dtj.agent.wire.protocol import Action, End, Form, Go, Hello, Keeper, OtherProtocolError, Refuse
+from dtj.agent.wire.protocol import Action, End, Form, Go, Hello, Keeper, OtherProtocolError, Refuse, Say
 from dtj.agent.wire.signs import Activity, Heartbeat
 
 _MAX_LISTED = 8  # replicas or ranks listed in one log line
@@ -234,6 +234,8 @@ class Coordinator:
                     self._links.refuse(incarnation, refusal(why, for_good=for_good))
                 case End(culprit):
                     self._broadcast({"end": culprit.to_json() if culprit else None})
+                case Say(text):
+                    self._log(text)
 
     def _form(self, form: Form) -> None:
         generation, kept = form.generation, form.kept

@@ -36,6 +36,7 @@ from dtj.agent.wire.protocol import (
     Job,
     Refuse,
     RestartBudget,
+    Say,
 )
 
 # Time to wait, after a rank "lost a peer", for the failure that caused it.
@@ -52,6 +53,9 @@ _RANKS_PER_S = 25
 # from 1 again, so it is not known whether it continues from a checkpoint.
 LIFE_STEPS = 10  # beyond its first
 LIFE_S = 2.0  # after its first step
+# A generation that lived for so long is no reason to delay the next one.
+_LONG_LIFE_S = 600.0
+_MAX_BACKOFF_S = 300.0
 ENDED_EARLY = "ended without a failure while other ranks still needed it"
 
 
@@ -65,10 +69,10 @@ class Membership:
     agents: dict[int, str] = field(default_factory=dict)  # replica -> incarnation
     failure: Ending | None = None  # the last one that was healed
     failed_in: int = 0  # generation of the failure
+    ended_early: list[int] = field(default_factory=list)  # ranks without which the others could not continue
     is_formed: bool = False
     is_over: bool = False
     culprit: Ending | None = None  # of a job that is over
-    ended_early: list[int] = field(default_factory=list)  # ranks without which the others could not continue
     stopping: set[int] = field(default_factory=set)  # replicas whose pod was asked to terminate
     _healable: set[int] = field(default_factory=set)
     _ready: set[int] = field(default_factory=set)
@@ -97,6 +101,8 @@ class Membership:
     _left_done: set[int] = field(default_factory=set)  # likewise, once all their ranks were done
     _resize_at: float | None = None
     _shrink_at: float | None = None
+    _formed: tuple[int, float] = (0, 0.0)  # the last generation, and when it was formed
+    _backoff_ends: float | None = None  # no generation is formed before
     _lost_at: dict[int, float] = field(default_factory=dict)  # replicas that took part and are missing now
 
     @property
@@ -313,7 +319,9 @@ class Membership:
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed."""
-        return self._resize(now) or self._decide(now) or self._prove(now)
+        if self.is_formed and self._formed[0] != self.state.generation:
+            self._formed = self.state.generation, now
+        return self._resize(now) or self._decide(now) or self._prove(now) or self._end_backoff(now)
 
     def _prove(self, now: float) -> list[Action]:
         """No step since a silent replica came back: the ranks may wait on connections that are dead."""
@@ -359,7 +367,30 @@ class Membership:
             self._spent_at.append(now)
             counted, row = self.state.in_place + 1, self.state.without_progress + 1
             self.state = replace(self.state, in_place=counted, without_progress=row)
+            if delay_s := self._backoff_s(now):
+                return self._begin_backoff(now, delay_s)
         return self.renew()
+
+    def _backoff_s(self, now: float) -> float:
+        """Delay of the next generation: 0 after the first failure since a step or a long life."""
+        (generation, began), row = self._formed, self.state.without_progress
+        is_long = generation == self.state.generation and now - began >= _LONG_LIFE_S
+        if is_long or (row <= 1 and self.state.best_step is not None):
+            return 0.0
+        return float(min(_MAX_BACKOFF_S, self.budget.backoff_s * 2.0 ** min(row - 1, 30)))
+
+    def _begin_backoff(self, now: float, delay_s: float) -> list[Action]:
+        self._end_generation()
+        self._backoff_ends = now + delay_s
+        row = self.state.without_progress
+        what = "1 failure" if row == 1 else f"{row} failures in a row"
+        return [Say(f"the ranks start again in {delay_s:.0f} s: {what} without progress")]
+
+    def _end_backoff(self, now: float) -> list[Action]:
+        if self._backoff_ends is None or now < self._backoff_ends:
+            return []
+        self._backoff_ends = None
+        return self._form()
 
     def _admit(self, hello: Hello) -> None:
         self.agents[hello.replica] = hello.incarnation
@@ -491,7 +522,7 @@ class Membership:
         if self._left_done and not self.is_formed and not self.is_over:
             return self._over(self._cannot_form())
         is_short = len(self.agents) < self.job.replicas or self.missing  # the count alone is cheap
-        if is_short or self.is_formed or self.is_over:
+        if is_short or self.is_formed or self.is_over or self._backoff_ends is not None:
             return []
         # A rank that is done cannot hand over its state: then all ranks restart from the newest checkpoint.
         self._kept = frozenset() if self._done else frozenset(self._healable)

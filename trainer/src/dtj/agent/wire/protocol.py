@@ -57,15 +57,17 @@ class Job:
 class RestartBudget:
     """In-place restarts before the job fails; see maxRestarts and maxRestartsWithoutProgress of the API.
 
-    restarts  allowed in this attempt, including the spent ones
-    spent     before this agent started
-    window_s  a later one counts for so long; None: forever
+    restarts   allowed in this attempt, including the spent ones
+    spent      before this agent started
+    window_s   a later one counts for so long; None: forever
+    backoff_s  delay of a restart without progress, doubled by each further one in a row
     """
 
     restarts: int = 0
     spent: int = 0
     without_progress: int = 3
     window_s: float | None = None
+    backoff_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,4 +240,11 @@ class End:
     culprit: Ending | None
 
 
-Action = Form | Go | Refuse | End
+@dataclass(frozen=True)
+class Say:
+    """A line of the log."""
+
+    text: str
+
+
+Action = Form | Go | Refuse | End | Say
