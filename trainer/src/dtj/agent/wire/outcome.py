@@ -20,6 +20,11 @@ MESSAGE_BYTES = 4000
 _LAST_REPORTED = ("totalSteps", "epoch", "loss", "samplesPerSecond")
 _CULPRIT_BYTES = 2800  # of the 4,096 of a termination message
 _GROUP = re.compile(r"^ +\| ")  # before each line of an exception of an ExceptionGroup
+# Who usually sends a signal.
+_SENT_BY: dict[int, str] = {
+    signal.SIGKILL: " (often the kernel's OOM killer: out of memory)",
+    signal.SIGTERM: " (it was asked to stop)",
+}
 _LINE = 300  # characters of another rank's error in the sentence about it
 
 
@@ -220,7 +225,7 @@ def describe(culprit: Ending, step: int | None) -> str:
             f"rank {culprit.rank} was killed by the kernel {when}: out of memory"
             " (the pod reached its memory limit)"
         )
-    hint = " (often the kernel's OOM killer: out of memory)" if culprit.signal == signal.SIGKILL else ""
+    hint = _SENT_BY.get(culprit.signal, "")
     return f"rank {culprit.rank} was killed by {name_of(culprit.signal)} {when}{hint}"
 
 
