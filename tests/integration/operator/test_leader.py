@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from dtj_operator import VERSION
 from tests.chaos.witness import Witness
 from tests.integration.api import POLICIES
 from tests.integration.controlplane import ControlPlane
@@ -72,7 +73,7 @@ async def test_leader_that_freezes_while_writing_is_replaced_and_stops_writing(
             await follower.stop()
 
     order = writers(granted.audit()[before:])
-    first, second = (f"dtj-operator ({name})" for name in ("leader", "follower"))
+    first, second = (f"dtj-operator/{VERSION} ({name})" for name in ("leader", "follower"))
     assert set(order) == {first, second}
     # Requests that passed the check of the lease before the freeze are sent after it, one a job at most.
     assert order[order.index(second) :].count(first) <= JOBS_MADE, (
@@ -98,7 +99,7 @@ async def test_of_two_releases_that_serve_all_namespaces_one_writes(
                 await cluster.change(suspend=suspended)
                 await cluster.until(phase(reached))
             assert {each for each in writers(granted.audit()[before:]) if "dtj-operator" in each} == {
-                "dtj-operator (first)"
+                f"dtj-operator/{VERSION} (first)"
             }
             assert admits(process.NAMESPACE)(await cluster.api.get(policy))
 

@@ -56,8 +56,9 @@ def _order(s: Snapshot, fault: Fault) -> tuple[bool, bool, float, bool, int]:
 
     When a pod vanished is unknown, and a plain program that loses a peer may end with any words.
     """
+    is_gone = any(_relabelled(s, index) is None for index in s.vanished)
     is_reported = fault.generation is not None or fault.reported_by is not None
-    may_follow = bool(s.vanished) and fault.reason == "ExitCode" and not is_reported
+    may_follow = is_gone and fault.reason == "ExitCode" and not is_reported
     return fault.secondary, may_follow, fault.at, not fault.disruption, fault.replica
 
 
@@ -217,8 +218,8 @@ def exit_report(s: Snapshot, pod: PodView) -> ExitReport:
 
 
 def _deleted(s: Snapshot, index: int) -> Fault:
-    """The fault of a pod that is gone, or of which a label was changed: it may still run."""
-    pod = next((p for p in s.owned if p.index == index and not p.deleting), None)
+    """The fault of a pod that is gone, or of which a label was changed."""
+    pod = _relabelled(s, index)
     return Fault(
         reason="Evicted",
         replica=index,
@@ -228,6 +229,11 @@ def _deleted(s: Snapshot, index: int) -> Fault:
         at=s.now,
         disruption=True,
     )
+
+
+def _relabelled(s: Snapshot, index: int) -> PodView | None:
+    """The pod, if it only lost a label of ours: it may still run."""
+    return next((p for p in s.owned if p.index == index and not p.deleting), None)
 
 
 def _ended(s: Snapshot, pod: PodView) -> ContainerView | None:

@@ -216,6 +216,11 @@ def test_the_class_of_a_fault(given, replica, reason) -> None:
             0,
             id="what does not follow from the loss of a pod that vanished",
         ),
+        param(
+            FOUR.but(pod(3, attempt=9).running(), pod(0).crashed(at=NOW - 4)),
+            0,
+            id="nothing follows from another label of a pod, which still runs",
+        ),
     ],
 )
 def test_blamed_fault_among_several(given, replica) -> None:
