@@ -109,7 +109,9 @@ def test_trainer_reads_only_variables_that_the_page_names():
 
 
 def test_agents_continue_the_counts_of_the_operator():
-    parsed = spec.parse(JobBuilder().recovery(windowSeconds=600, maxRestartsWithoutProgress=2, backoffSeconds=7).raw())
+    parsed = spec.parse(
+        JobBuilder().recovery(windowSeconds=600, maxRestartsWithoutProgress=2, backoffSeconds=7).raw()
+    )
     past = Restarts(in_place_of_attempt=3, without_progress=2, highest_step=41)
     place = PodContext(attempt=1, size=1, restarts_left=4, restarts=past)
     env = {each["name"]: each["value"] for each in of_replica(parsed, 0) + shared(parsed, {}, place)}

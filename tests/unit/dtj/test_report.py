@@ -101,7 +101,9 @@ def test_oom_killer_is_suspected() -> None:
     assert "out of memory" in outcome.describe(end(3, 137), 5)
     assert "out of memory" in outcome.describe(end(3, 137, reason="OOMKilled"), 5)
     assert outcome.describe(end(3, 139), None) == "rank 3 was killed by SIGSEGV before its first step"
-    assert outcome.describe(end(3, 143), None).endswith("killed by SIGTERM before its first step (it was asked to stop)")
+    assert outcome.describe(end(3, 143), None).endswith(
+        "killed by SIGTERM before its first step (it was asked to stop)"
+    )
 
 
 def test_signal_without_a_name_is_shown_by_its_number() -> None:
