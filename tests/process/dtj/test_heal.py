@@ -287,12 +287,15 @@ def test_script_that_resumes_from_its_own_checkpoint_makes_progress_after_every_
     assert (fields["step"], fields["inPlace"]) == (20, 6)
 
 
-def test_ranks_that_fail_at_their_start_wait_before_they_start_again(finish: Finish, tmp_path: Path) -> None:
+def test_ranks_that_fail_twice_without_progress_wait_before_they_start_again(
+    finish: Finish, tmp_path: Path
+) -> None:
     script = tmp_path / "script.py"
     script.write_text("raise OSError('the volume does not answer')")
-    ended = finish("run", "--nproc", 2, "--max-restarts", 1, script, DTJ_BACKOFF_SECONDS=1)
+    env = {"DTJ_BACKOFF_SECONDS": "0.5", "DTJ_HIGHEST_STEP": 7}
+    ended = finish("run", "--nproc", 2, "--max-restarts", 2, script, **env)
     assert ended.code == 1
-    said = ("the ranks start again in 1 s: 1 failure without progress", "generation 2: restarted all ranks")
+    said = ("the ranks start again in 1 s: 2 failures in a row", "generation 3: restarted all ranks")
     assert 0 < ended.err.find(said[0]) < ended.err.find(said[1])
 
 

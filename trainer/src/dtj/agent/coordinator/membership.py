@@ -53,8 +53,6 @@ _RANKS_PER_S = 25
 # from 1 again, so it is not known whether it continues from a checkpoint.
 LIFE_STEPS = 10  # beyond its first
 LIFE_S = 2.0  # after its first step
-# A generation that lived for so long is no reason to delay the next one.
-_LONG_LIFE_S = 600.0
 _MAX_BACKOFF_S = 300.0
 ENDED_EARLY = "ended without a failure while other ranks still needed it"
 
@@ -101,7 +99,6 @@ class Membership:
     _left_done: set[int] = field(default_factory=set)  # likewise, once all their ranks were done
     _resize_at: float | None = None
     _shrink_at: float | None = None
-    _formed: tuple[int, float] = (0, 0.0)  # the last generation, and when it was formed
     _backoff_ends: float | None = None  # no generation is formed before
     _lost_at: dict[int, float] = field(default_factory=dict)  # replicas that took part and are missing now
 
@@ -319,8 +316,6 @@ class Membership:
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed."""
-        if self.is_formed and self._formed[0] != self.state.generation:
-            self._formed = self.state.generation, now
         return self._resize(now) or self._decide(now) or self._prove(now) or self._end_backoff(now)
 
     def _prove(self, now: float) -> list[Action]:
@@ -367,15 +362,17 @@ class Membership:
             self._spent_at.append(now)
             counted, row = self.state.in_place + 1, self.state.without_progress + 1
             self.state = replace(self.state, in_place=counted, without_progress=row)
-            if delay_s := self._backoff_s(now):
+            if delay_s := self._backoff_s():
                 return self._begin_backoff(now, delay_s)
         return self.renew()
 
-    def _backoff_s(self, now: float) -> float:
-        """Delay of the next generation: 0 after the first failure since a step or a long life."""
-        (generation, began), row = self._formed, self.state.without_progress
-        is_long = generation == self.state.generation and now - began >= _LONG_LIFE_S
-        if is_long or (row <= 1 and self.state.best_step is not None):
+    def _backoff_s(self) -> float:
+        """Delay of the next generation: 0 after the first failure since progress.
+
+        Without steps it is not known what is progress: such a program may have trained for hours.
+        """
+        row = self.state.without_progress
+        if row <= 1 or self.state.best_step is None:
             return 0.0
         return float(min(_MAX_BACKOFF_S, self.budget.backoff_s * 2.0 ** min(row - 1, 30)))
 
@@ -383,8 +380,7 @@ class Membership:
         self._end_generation()
         self._backoff_ends = now + delay_s
         row = self.state.without_progress
-        what = "1 failure" if row == 1 else f"{row} failures in a row"
-        return [Say(f"the ranks start again in {delay_s:.0f} s: {what} without progress")]
+        return [Say(f"the ranks start again in {delay_s:.0f} s: {row} failures in a row without progress")]
 
     def _end_backoff(self, now: float) -> list[Action]:
         if self._backoff_ends is None or now < self._backoff_ends:
