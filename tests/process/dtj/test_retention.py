@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -170,7 +171,8 @@ def assert_older_checkpoint_is_intact(ended: Finished, run: Path) -> None:
     assert ended.code == 1
     assert "step-5 could not be written" in ended.err
     # From 3.13 on Python prints what fails when a file is deleted that torch has not closed.
-    assert ended.err.count("Traceback") == ended.err.count("Exception ignored in")
+    ignored = ended.err.count("Exception ignored in: <torch.distributed.checkpoint")
+    assert ended.err.count("Traceback") == (ignored if sys.version_info >= (3, 13) else 0)
     assert names(run) == ["step-2"]
     assert checkpoints.whole(run / "step-2")["step"] == 2
 

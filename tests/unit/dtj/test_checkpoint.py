@@ -187,7 +187,9 @@ def test_reading_metadata_of_shards_executes_no_code(tmp_path: Path) -> None:
     assert torch.equal(checkpoints.whole(folder)["parts"]["w"], STATE["parts"]["w"])
 
     (folder / paths.SHARDS / ".metadata").write_bytes(pickle.dumps(Harmful(tmp_path / "harm")))
-    with pytest.raises(CheckpointError, match=r"its metadata refers to pathlib\S*\.touch; only plain data"):
+    with pytest.raises(
+        CheckpointError, match=f"its metadata refers to {Path.__module__}.Path.touch; only plain data"
+    ):
         checkpoints.whole(folder)
     assert not (tmp_path / "harm").exists()
 

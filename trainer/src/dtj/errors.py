@@ -13,6 +13,7 @@ Stopped(SystemExit)         not an error: the agreed stop after SIGTERM, exit 75
 import dis
 import operator
 import re
+import signal
 from importlib import import_module
 from typing import Any
 
@@ -27,6 +28,7 @@ _PEER_LOST = re.compile(
 )
 # Other libraries (a feature store, a data service) have such errors, too: look for torch's own names.
 _NETWORK = re.compile(r"gloo|nccl|tcpstore|c10d|rendezvous", re.IGNORECASE)
+OFTEN_OUT_OF_MEMORY = " (often the kernel's OOM killer: out of memory)"  # of SIGKILL
 _TYPES = {"DistNetworkError", "DistStoreError", "DistBackendError"}
 
 
@@ -101,6 +103,19 @@ def package(name: str, what: str, *, fix: str) -> Any:
         return import_module(name)
     except ModuleNotFoundError as error:
         raise RecipeError(what, fix=fix) from error
+
+
+def signal_name(number: int) -> str:
+    """A signal's name; most real-time signals have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def how_it_ended(code: int) -> str:
+    """What a child process's exit code says; negative: a signal killed it."""
+    return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
 
 
 def revealed(error: BaseException) -> BaseException:

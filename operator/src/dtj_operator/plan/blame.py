@@ -48,17 +48,18 @@ def first_fault(s: Snapshot) -> Fault | None:
     known = faults(s)
     if known:  # a pod that will be taken away still runs, but its program may have lost the others already
         known += [_fault_of(s, pod, {}) for pod in s.current.values() if _is_marked(s, pod)]
-    return min(known, key=lambda fault: _order(s, fault), default=None)
+    here = {pod.index for pod in s.owned if not pod.deleting}  # a relabelled pod may still run
+    is_one_gone = any(index not in here for index in s.vanished)
+    return min(known, key=lambda fault: _order(fault, is_one_gone=is_one_gone), default=None)
 
 
-def _order(s: Snapshot, fault: Fault) -> tuple[bool, bool, float, bool, int]:
+def _order(fault: Fault, *, is_one_gone: bool) -> tuple[bool, bool, float, bool, int]:
     """The first of several faults is blamed.
 
     When a pod vanished is unknown, and a plain program that loses a peer may end with any words.
     """
-    is_gone = any(_relabelled(s, index) is None for index in s.vanished)
     is_reported = fault.generation is not None or fault.reported_by is not None
-    may_follow = is_gone and fault.reason == "ExitCode" and not is_reported
+    may_follow = is_one_gone and fault.reason == "ExitCode" and not is_reported
     return fault.secondary, may_follow, fault.at, not fault.disruption, fault.replica
 
 
@@ -218,8 +219,8 @@ def exit_report(s: Snapshot, pod: PodView) -> ExitReport:
 
 
 def _deleted(s: Snapshot, index: int) -> Fault:
-    """The fault of a pod that is gone, or of which a label was changed."""
-    pod = _relabelled(s, index)
+    """The fault of a pod that is gone, or of which a label was changed: it may still run."""
+    pod = next((p for p in s.owned if p.index == index and not p.deleting), None)
     return Fault(
         reason="Evicted",
         replica=index,
@@ -229,11 +230,6 @@ def _deleted(s: Snapshot, index: int) -> Fault:
         at=s.now,
         disruption=True,
     )
-
-
-def _relabelled(s: Snapshot, index: int) -> PodView | None:
-    """The pod, if it only lost a label of ours: it may still run."""
-    return next((p for p in s.owned if p.index == index and not p.deleting), None)
 
 
 def _ended(s: Snapshot, pod: PodView) -> ContainerView | None:

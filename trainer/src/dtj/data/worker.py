@@ -14,7 +14,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import dataloader
 from torch.utils.data._utils import signal_handling
 
-from dtj.errors import RecipeError, WorkerLostError
+from dtj.errors import OFTEN_OUT_OF_MEMORY, RecipeError, WorkerLostError, how_it_ended
 from dtj.ranks.parent_death import die_with
 
 # How much later than the end of its connections a worker may end.
@@ -65,20 +65,13 @@ class Items(Iterator[Any]):
     def _raise_if_lost(self) -> None:
         for each in self._workers:
             if code := each.exitcode:
-                raise WorkerLostError(f"DataLoader worker (pid {each.pid}) {_how_it_ended(code)}")
+                hint = OFTEN_OUT_OF_MEMORY if code == -signal.SIGKILL else ""
+                raise WorkerLostError(f"DataLoader worker (pid {each.pid}) {how_it_ended(code)}{hint}")
 
     @property
     def _workers(self) -> list[BaseProcess]:
         found = getattr(self._items, "_workers", None)  # of an iterator of torch's, or of any other one
         return [each for each in found if isinstance(each, BaseProcess)] if isinstance(found, list) else []
-
-
-def _how_it_ended(code: int) -> str:
-    if code > 0:
-        return f"ended with exit code {code}"
-    name = {each.value: each.name for each in signal.Signals}.get(-code, f"signal {-code}")
-    hint = " (often the kernel's OOM killer: out of memory)" if code == -signal.SIGKILL else ""
-    return f"was killed by {name}{hint}"
 
 
 def leave_losses_to_items() -> None:

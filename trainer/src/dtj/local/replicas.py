@@ -22,7 +22,7 @@ from dtj.agent.placement import threads
 from dtj.agent.rank.preload import preload
 from dtj.agent.signals import hang_up
 from dtj.agent.wire.link import free_ports
-from dtj.errors import RecipeError
+from dtj.errors import RecipeError, how_it_ended
 from dtj.local.manifest import LocalJob, environment, expand
 
 Main = Callable[[list[str]], None]  # the command dtj; exits
@@ -113,7 +113,7 @@ class _Replicas:
             return
         self._lost += 1
         _log(
-            f"replica {index} {_how(code)}: replaced "
+            f"replica {index} {how_it_ended(code)}: replaced "
             f"({self._lost} of {self._job.max_restarts} restarts of replicas used)"
         )
         if not self._start(index):
@@ -121,7 +121,7 @@ class _Replicas:
 
     def _fail(self, index: int, code: int) -> None:
         """Keep the code of the first cause, and end the others, which may wait for this replica."""
-        _log(f"replica {index} {_how(code)}")
+        _log(f"replica {index} {how_it_ended(code)}")
         if self._code in {contract.EXIT_DONE, contract.EXIT_PEER_LOST, contract.EXIT_STOPPED}:
             self._code = code if code >= 0 else contract.EXIT_SIGNAL - code
         # A replica that lost a peer may end before the one with the cause; replica 0 tells both.
@@ -168,10 +168,6 @@ def _be(job: LocalJob, variables: Mapping[str, str], main: Main, *, runner: int)
         _log(f"cannot run {job.command[0]}: {error.strerror}")
     finally:
         process_end.end_now(code)
-
-
-def _how(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def _log(message: str) -> None:

@@ -67,10 +67,10 @@ class Membership:
     agents: dict[int, str] = field(default_factory=dict)  # replica -> incarnation
     failure: Ending | None = None  # the last one that was healed
     failed_in: int = 0  # generation of the failure
-    ended_early: list[int] = field(default_factory=list)  # ranks without which the others could not continue
     is_formed: bool = False
     is_over: bool = False
     culprit: Ending | None = None  # of a job that is over
+    ended_early: list[int] = field(default_factory=list)  # ranks without which the others could not continue
     stopping: set[int] = field(default_factory=set)  # replicas whose pod was asked to terminate
     _healable: set[int] = field(default_factory=set)
     _ready: set[int] = field(default_factory=set)

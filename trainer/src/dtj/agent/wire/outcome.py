@@ -15,6 +15,7 @@ from typing import Any, TypeGuard
 
 from dtj import contract
 from dtj.agent.wire.checked import checked
+from dtj.errors import OFTEN_OUT_OF_MEMORY, signal_name
 
 MESSAGE_BYTES = 4000
 _LAST_REPORTED = ("totalSteps", "epoch", "loss", "samplesPerSecond")
@@ -22,7 +23,7 @@ _CULPRIT_BYTES = 2800  # of the 4,096 of a termination message
 _GROUP = re.compile(r"^ +\| ")  # before each line of an exception of an ExceptionGroup
 # Who usually sends a signal.
 _SENT_BY: dict[int, str] = {
-    signal.SIGKILL: " (often the kernel's OOM killer: out of memory)",
+    signal.SIGKILL: OFTEN_OUT_OF_MEMORY,
     signal.SIGTERM: " (it was asked to stop)",
 }
 _LINE = 300  # characters of another rank's error in the sentence about it
@@ -200,7 +201,7 @@ def failure_fields(ending: Ending, *, generation: int, processes: int) -> dict[s
         "replica": ending.rank // processes,
         "reason": ending.cause,
         "exitCode": ending.code,
-        "signal": name_of(ending.signal) if ending.signal is not None else "",
+        "signal": signal_name(ending.signal) if ending.signal is not None else "",
         "message": describe(ending, ending.step),
         "step": ending.step,
         "generation": generation,
@@ -226,7 +227,7 @@ def describe(culprit: Ending, step: int | None) -> str:
             " (the pod reached its memory limit)"
         )
     hint = _SENT_BY.get(culprit.signal, "")
-    return f"rank {culprit.rank} was killed by {name_of(culprit.signal)} {when}{hint}"
+    return f"rank {culprit.rank} was killed by {signal_name(culprit.signal)} {when}{hint}"
 
 
 def headline(message: str) -> str:
@@ -239,14 +240,6 @@ def headline(message: str) -> str:
     after = lines[frames[-1] :] if frames else []
     found = next((line for line in after if line and not line.startswith(" ")), lines[-1])
     return "; ".join(line.strip() for line in lines[-2:]) if found.startswith("  fix: ") else found
-
-
-def name_of(number: int) -> str:
-    """A signal's name; most real-time signals have none."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def fit(fields: dict[str, Any], *, limit: int) -> dict[str, Any]:
