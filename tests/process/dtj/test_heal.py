@@ -299,6 +299,16 @@ def test_ranks_that_fail_twice_without_progress_wait_before_they_start_again(
     assert 0 < ended.err.find(said[0]) < ended.err.find(said[1])
 
 
+def test_program_that_fails_alike_at_each_start_is_given_up(finish: Finish, tmp_path: Path) -> None:
+    script, log = tmp_path / "script.py", tmp_path / "log"
+    script.write_text("raise KeyError('train')")
+    flags = ("run", "--nproc", 2, "--max-restarts", 10, "--termination-log", log, script)
+    ended = finish(*flags, DTJ_MAX_RESTARTS_WITHOUT_PROGRESS=2)
+    assert ended.code == 1
+    fields = json.loads(log.read_text())
+    assert (fields["inPlace"], fields["identicalFailures"], fields["step"]) == (2, 3, None)
+
+
 def test_life_of_a_plain_script_that_trains_is_progress_and_one_that_dies_early_is_not(
     finish: Finish, tmp_path: Path
 ) -> None:

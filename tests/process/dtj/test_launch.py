@@ -209,6 +209,7 @@ def test_success_is_reported_with_its_last_numbers_and_checkpoint(finish: Finish
         "generation": 1,
         "inPlace": 0,
         "withoutProgress": 0,
+        "identicalFailures": 0,
         "at": "",
         "culprit": None,
     }

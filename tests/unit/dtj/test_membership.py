@@ -544,9 +544,12 @@ def test_spent_budget_ends_the_job() -> None:
     assert (found.failure, found.failed_in) == (end(1, 1), 1), "only this one was healed"
 
 
-def fails(found: Membership, now: float) -> bool:
+OTHER = replace(end(1, 1), message="KeyError: 2", reason="Exception")
+
+
+def fails(found: Membership, now: float, ending: Ending | None = None) -> bool:
     """A rank of a plain program fails, so that all ranks start again; False if that was the last time."""
-    actions = found.ended(end(1, 1), found.state.generation, now) or found.tick(now + VERDICT_S)
+    actions = found.ended(ending or end(1, 1), found.state.generation, now) or found.tick(now + VERDICT_S)
     return isinstance(actions[0], Form)
 
 
@@ -604,10 +607,47 @@ def test_ranks_that_fail_again_without_progress_wait_for_the_backoff() -> None:
     assert found.tick(NOW + 20) == [Form(3, frozenset(), 3)]
 
 
-def test_ranks_of_a_program_without_steps_start_again_at_once() -> None:
+def test_ranks_of_a_program_without_steps_start_again_at_once_after_another_error() -> None:
     """It may have trained for hours."""
     found = plain(backoff_s=1.0)
-    assert [fails(found, NOW) for _ in range(3)] == [True] * 3
+    assert [fails(found, NOW, each) for each in (end(1, 1), OTHER, end(1, 1))] == [True] * 3
+    said = "the ranks start again in 2 s: 2 failures in a row without progress"
+    assert found.ended(end(2, 1), found.state.generation, NOW) == [Say(said)]
+
+
+@pytest.mark.parametrize(
+    ("endings", "lives"),
+    [
+        pytest.param([end(1, 1), end(2, 1), end(1, 1)], [True, True, False], id="the same code, on any rank"),
+        pytest.param([end(1, 1), OTHER, end(1, 1), end(1, 1)], [True] * 4, id="another between"),
+        pytest.param([end(1, 137)] * 4, [True] * 4, id="a signal, which may come from outside"),
+    ],
+)
+def test_error_that_a_program_without_steps_repeats_spends_the_budget(
+    endings: list[Ending], lives: list[bool]
+) -> None:
+    found = plain(without_progress=2)
+    assert [fails(found, NOW, ending) for ending in endings] == lives
+
+
+def test_error_of_a_life_of_ten_minutes_starts_a_new_row() -> None:
+    found = plain(without_progress=2)
+    assert [fails(found, NOW + at) for at in (0, 1, 601, 602)] == [True] * 4
+    assert not fails(found, NOW + 603)
+    assert found.state.identical == 3
+
+
+def test_row_of_errors_continues_with_the_next_coordinator() -> None:
+    found = plain(without_progress=2)
+    assert fails(found, NOW)
+
+    heir = membership()
+    heir.budget = found.budget
+    heir.join(hello(1, state=found.state), NOW)
+    heir.join(hello(0, "new pod"), NOW)
+    heir.join(hello(2, state=found.state), NOW)
+
+    assert [fails(heir, NOW), fails(heir, NOW)] == [True, False]
 
 
 def test_restarts_that_the_operator_counted_belong_to_the_row() -> None:

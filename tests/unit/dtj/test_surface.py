@@ -130,12 +130,13 @@ def test_message_fields_change_only_with_the_protocol_number() -> None:
         ),
     ]
     assert (PROTOCOL, [" ".join(each) for each in fields]) == (
-        9,
+        10,
         [
             "uid attempt replica incarnation processes restarts is_stopping ranks state keeper",
             "port token machine",
             "generation holds is_ready is_unformed lost ending",
-            "generation in_place without_progress unformed best_step replicas shift startup_s",
+            "generation in_place without_progress error identical"
+            " unformed best_step replicas shift startup_s",
             "generation kept replicas gracefully connect_s",
             "generation step pause_s busy_time at is_counted",
             "place moved does responds is_stopped asleep_s",

@@ -73,6 +73,7 @@ TERMINATION_FIELDS: Final = (
     "generation",
     "inPlace",
     "withoutProgress",
+    "identicalFailures",
     "at",
     "culprit",
 )

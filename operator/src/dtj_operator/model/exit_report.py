@@ -43,6 +43,7 @@ class ExitReport(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="ca
     samples_per_second: float | None = None
     in_place: int | None = None  # restarts in place of this attempt
     without_progress: int | None = None  # restarts in a row since the last progress
+    identical_failures: int | None = None  # in a row, with this error of the program and without a step
     culprit: Culprit | None = None
 
 

@@ -8,7 +8,7 @@ the agents counts like a restart.
 Progress is a new step. The agents see every life of the ranks, so what they report of the row of restarts
 since the last progress is believed, and new pods continue that row. A program that reports no steps makes
 progress by running for ten minutes; without that, its restarts spend the second budget only if it ends with
-the same error every time.
+the same error every time: in place, as its agents report, or in new pods.
 
 With scope Replica only the failed pods are replaced, as long as a survivor is left to recover from.
 """
@@ -122,7 +122,9 @@ def _identical_failures(s: Snapshot, fault: Fault) -> int:
     """How many failures in a row, with this one, were this error of the program; 0 for any other fault."""
     if fault.reason not in blame.PROGRAM_ERRORS:
         return 0
-    return 1 + (counters(s).identical if blame.is_same_error(fault, s.memory.failure) else 0)
+    known = 1 + (counters(s).identical if blame.is_same_error(fault, s.memory.failure) else 0)
+    reported = [report.identical_failures or 0 for report in blame.exit_reports(s)]
+    return max([known, *(n for n in reported if n <= MAX_IN_PLACE)])
 
 
 def _is_old(s: Snapshot, fault: Fault) -> bool:
@@ -183,8 +185,8 @@ def _within_budget(s: Snapshot, fault: Fault) -> Restart | Fail:
         row = f"{restarts.without_progress} consecutive restarts"
         why = f"{row} completed no step beyond {restarts.highest_step}"
         return Fail("NoProgress", f"{fault.sentence}; {why}", fault)
-    if restarts.highest_step is None and _identical_failures(s, fault) > most:
-        why = f"the same error after each of {restarts.identical} consecutive restarts"
+    if restarts.highest_step is None and (identical := _identical_failures(s, fault)) > most:
+        why = f"the same error after each of {identical - 1} consecutive restarts"
         return Fail("NoProgress", f"{fault.sentence}; {why}", fault)
     return Restart(fault, counts=True, replaces=_broken(s))
 

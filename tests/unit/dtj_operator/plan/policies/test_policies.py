@@ -189,6 +189,8 @@ def test_failure_names_the_rule_that_matched(given, rule) -> None:
     assert f"not restarted because of {rule}" in verdict.message
 
 
+KEY_ERROR: Any = {"reason": "Exception", "message": "KeyError: 'a'", "inPlace": 3}
+KEY_ERROR_SEEN = "rank 1 (replica 1) exited with code 1: Exception: KeyError: 'a'"
 SAME_ERROR = TWO.but(pod(1).crashed(1, message="line 7\nKeyError: 'a'")).was(
     "Running",
     restarts={"counted": 3, "disruptions": 0, "withoutProgress": 3},
@@ -353,6 +355,16 @@ SAME_ERROR = TWO.but(pod(1).crashed(1, message="line 7\nKeyError: 'a'")).was(
             SAME_ERROR, Fail("NoProgress", ANY, ANY), id="without steps, the same error after three restarts"
         ),
         param(SAME_ERROR.recovery(maxRestartsWithoutProgress=4), COUNTED, id="one more is allowed"),
+        param(
+            TWO.but(pod(1).reported(1, **KEY_ERROR, identicalFailures=4)),
+            Fail("NoProgress", f"{KEY_ERROR_SEEN}; the same error after each of 3 consecutive restarts", ANY),
+            id="without steps, the same error after three restarts in place",
+        ),
+        param(
+            TWO.but(pod(1).reported(1, **KEY_ERROR, identicalFailures=3)),
+            COUNTED,
+            id="another error in place before",
+        ),
         param(
             SAME_ERROR.but(pod(1).crashed(1, message="line 9\nKeyError: 'b'")),
             COUNTED,

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from dtj import contract
 from dtj.agent.coordinator.sizing import RESIZE_DELAY_S, SHRINK_DELAY_S, size
 from dtj.agent.wire.buddies import choose_shift
-from dtj.agent.wire.outcome import Ending, first_cause
+from dtj.agent.wire.outcome import Ending, error_number, first_cause
 from dtj.agent.wire.protocol import (
     CONNECT_S,
     Action,
@@ -53,6 +53,8 @@ _RANKS_PER_S = 25
 # from 1 again, so it is not known whether it continues from a checkpoint.
 LIFE_STEPS = 10  # beyond its first
 LIFE_S = 2.0  # after its first step
+# Without steps, not even of an optimizer, only time shows that a life was progress.
+RAN_WELL_S = 600.0
 _MAX_BACKOFF_S = 300.0
 ENDED_EARLY = "ended without a failure while other ranks still needed it"
 
@@ -94,6 +96,7 @@ class Membership:
     _step_s: float = 0.0  # duration of the last step
     _is_unformed: bool = False  # some rank did not reach its peers in this generation
     _first_step: tuple[int, float] | None = None  # of rank 0 in this generation, and when
+    _failed_at: float | None = None  # when the last failure was counted
     _spent_at: list[float] = field(default_factory=list)  # in-place restarts that may still count
     _left: set[int] = field(default_factory=set)  # replicas whose pod was asked to terminate and is gone
     _left_done: set[int] = field(default_factory=set)  # likewise, once all their ranks were done
@@ -356,9 +359,11 @@ class Membership:
                 self._waited_for_verdict = True
                 self._decide_by(now + VERDICT_S)
                 return []
+            self._count_error(culprit, now)
             return self._over(culprit)
         self.failure, self.failed_in = culprit, self.state.generation
         if self._counts(culprit):
+            self._count_error(culprit, now)
             self._spent_at.append(now)
             counted, row = self.state.in_place + 1, self.state.without_progress + 1
             self.state = replace(self.state, in_place=counted, without_progress=row)
@@ -367,20 +372,15 @@ class Membership:
         return self.renew()
 
     def _backoff_s(self) -> float:
-        """Delay of the next generation: 0 after the first failure since progress.
-
-        Without steps it is not known what is progress: such a program may have trained for hours.
-        """
-        row = self.state.without_progress
-        if row <= 1 or self.state.best_step is None:
-            return 0.0
-        return float(min(_MAX_BACKOFF_S, self.budget.backoff_s * 2.0 ** min(row - 1, 30)))
+        """Delay of the next generation: 0 after the first failure since progress."""
+        row = self._row
+        return float(min(_MAX_BACKOFF_S, self.budget.backoff_s * 2.0 ** min(row - 1, 30))) if row > 1 else 0.0
 
     def _begin_backoff(self, now: float, delay_s: float) -> list[Action]:
         self._end_generation()
         self._backoff_ends = now + delay_s
-        row = self.state.without_progress
-        return [Say(f"the ranks start again in {delay_s:.0f} s: {row} failures in a row without progress")]
+        why = f"{self._row} failures in a row without progress"
+        return [Say(f"the ranks start again in {delay_s:.0f} s: {why}")]
 
     def _end_backoff(self, now: float) -> list[Action]:
         if self._backoff_ends is None or now < self._backoff_ends:
@@ -552,12 +552,30 @@ class Membership:
         """A survivor that dies before it is ready again belongs to the fault that is being healed."""
         return culprit.rank not in self._kept or culprit.rank in self._ready
 
+    def _count_error(self, culprit: Ending, now: float) -> None:
+        identical = self._identical(culprit, now)
+        self.state = replace(self.state, error=error_number(culprit), identical=identical)
+        self._failed_at = now
+
+    def _identical(self, culprit: Ending, now: float) -> int:
+        """How often in a row, with this failure, the program ended with this error and without a step."""
+        error = error_number(culprit)
+        if error == 0 or self.state.best_step is not None:
+            return 0
+        ran_well = self._failed_at is not None and now - self._failed_at >= RAN_WELL_S
+        return 1 if ran_well or error != self.state.error else self.state.identical + 1
+
+    @property
+    def _row(self) -> int:
+        """Failures in a row that are known to have made no progress."""
+        return self.state.identical if self.state.best_step is None else self.state.without_progress
+
     def _is_spent(self, culprit: Ending, now: float) -> bool:
+        """Whether no restart is left; the state does not contain this failure yet."""
         if not self._counts(culprit):
             return False
-        is_stuck = self.state.best_step is not None
-        is_stuck = is_stuck and self.state.without_progress >= self.budget.without_progress
-        return is_stuck or self.used(now) >= self.budget.restarts
+        row = self._identical(culprit, now) - 1 if self.state.best_step is None else self._row
+        return row >= self.budget.without_progress or self.used(now) >= self.budget.restarts
 
     def used(self, now: float) -> int:
         """In-place restarts of this attempt that count towards the budget now."""

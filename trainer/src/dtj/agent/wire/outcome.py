@@ -7,6 +7,7 @@ are secondary, even if they died earlier.
 import json
 import re
 import signal
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -19,6 +20,7 @@ from dtj.errors import OFTEN_OUT_OF_MEMORY, signal_name
 
 MESSAGE_BYTES = 4000
 _LAST_REPORTED = ("totalSteps", "epoch", "loss", "samplesPerSecond")
+_PROGRAM_ERRORS = frozenset({"Exception", "ExitCode"})
 _CULPRIT_BYTES = 2800  # of the 4,096 of a termination message
 _GROUP = re.compile(r"^ +\| ")  # before each line of an exception of an ExceptionGroup
 # Who usually sends a signal.
@@ -117,6 +119,14 @@ def came_first(culprit: Ending | None, endings: Iterable[Ending], *, ranks: rang
     return first_cause([*endings, culprit]) is culprit
 
 
+def error_number(culprit: Ending) -> int:
+    """The same for each failure of the program with this error, on any rank; 0 for any other failure."""
+    if culprit.cause not in _PROGRAM_ERRORS:
+        return 0
+    error = (culprit.cause, culprit.code, headline(culprit.message))
+    return zlib.crc32(repr(error).encode(errors="replace")) or 1
+
+
 def exit_code(endings: Iterable[Ending]) -> int:
     """The exit code of the agent."""
     endings = list(endings)
@@ -162,6 +172,7 @@ def termination_fields(
         "generation": generation,
         "inPlace": known.get("in_place"),
         "withoutProgress": known.get("without_progress"),
+        "identicalFailures": known.get("identical"),
         "at": stamp(culprit.at if culprit else now),
         "culprit": elsewhere and fit(elsewhere, limit=_CULPRIT_BYTES),
     }
@@ -235,7 +246,7 @@ def headline(message: str) -> str:
 
     The last line of an error of dtj says how to fix what the line before names, so it is both.
     """
-    lines = [_GROUP.sub("", line) for line in message.splitlines()]
+    lines = [_GROUP.sub("", line) for line in message.splitlines()] or [""]
     frames = [number for number, line in enumerate(lines) if line.startswith("  File ")]
     after = lines[frames[-1] :] if frames else []
     found = next((line for line in after if line and not line.startswith(" ")), lines[-1])

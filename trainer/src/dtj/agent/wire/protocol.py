@@ -9,7 +9,7 @@ from dtj.agent.wire.outcome import Ending
 
 # Version of all messages between the agents of a job, and between its ranks. Increase by one for each
 # incompatible change. Never change the form of a refusal, nor `protocol`, `uid` and `attempt` of a hello.
-PROTOCOL = 9
+PROTOCOL = 10
 # Connecting takes this long only if a rank dies at that moment, or packets are lost.
 CONNECT_S = 20.0
 
@@ -75,12 +75,16 @@ class CoordinatorState:
     """Sent to all agents, so that the next coordinator can continue after replica 0 was replaced.
 
     without_progress  counted restarts in a row since the last progress, those by the operator included
+    error      that the program ended with last, as a number; see outcome.error_number
+    identical  how often in a row, if it reported no step in between
     startup_s  the longest from the start of a generation to the first step of a rank
     """
 
     generation: int = 0
     in_place: int = 0
     without_progress: int = 0
+    error: int = 0
+    identical: int = 0
     unformed: int = 0  # consecutive generations whose ranks did not reach each other
     best_step: int | None = None
     replicas: int | None = None
