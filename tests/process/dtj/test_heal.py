@@ -307,6 +307,7 @@ def test_program_that_fails_alike_at_each_start_is_given_up(finish: Finish, tmp_
     assert ended.code == 1
     fields = json.loads(log.read_text())
     assert (fields["inPlace"], fields["identicalFailures"], fields["step"]) == (2, 3, None)
+    assert "dtj: no further restart: 3 failures in a row without progress\n" in ended.err
 
 
 def test_life_of_a_plain_script_that_trains_is_progress_and_one_that_dies_early_is_not(

@@ -432,7 +432,8 @@ def test_ranks_that_can_never_connect_use_up_the_budget() -> None:
     said = [not_reached(found, NOW) for _ in range(5)]
     assert [type(actions[0]) for actions in said[:4]] == [Form] * 4
     assert said[4] == []
-    assert found.tick(NOW + CAUSE_WAIT_S + VERDICT_S) == [End(end(1, 76))]
+    why = Say("no further restart: 4 failures in a row without progress")
+    assert found.tick(NOW + CAUSE_WAIT_S + VERDICT_S) == [End(end(1, 76)), why]
 
 
 def test_late_report_of_an_older_generation_does_not_make_a_lost_peer_free() -> None:
@@ -540,7 +541,7 @@ def test_spent_budget_ends_the_job() -> None:
         found.ready(rank, 2, NOW)
     last = end(2, 1)
     assert found.ended(last, 2, NOW) == []
-    assert found.tick(NOW + VERDICT_S) == [End(last)]
+    assert found.tick(NOW + VERDICT_S) == [End(last), Say("no further restart: 1 of 1 are used")]
     assert (found.failure, found.failed_in) == (end(1, 1), 1), "only this one was healed"
 
 
@@ -682,7 +683,8 @@ def test_restart_count_is_the_highest_that_is_remembered(theirs: int) -> None:
             found.ready(rank, found.state.generation, NOW)
         assert (found.state.in_place, found.is_over) == (3 - left, False)
     found.ended(end(1, 1), found.state.generation, NOW)
-    assert found.tick(NOW + VERDICT_S) == [End(end(1, 1))]
+    why = Say("no further restart: 3 of 3 are used")
+    assert found.tick(NOW + VERDICT_S) == [End(end(1, 1)), why]
 
 
 def test_earlier_failure_that_is_reported_later_is_the_cause() -> None:

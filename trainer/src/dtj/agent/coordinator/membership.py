@@ -354,13 +354,14 @@ class Membership:
         self.state = replace(self.state, unformed=self.state.unformed + 1 if is_cut else 0)
         if self.state.unformed == 1:  # the first time is free: more time may be enough
             return self.renew()
-        if culprit.is_final or self._left_done or self._is_spent(culprit, now):
+        spent = self._spent(culprit, now)
+        if culprit.is_final or self._left_done or spent is not None:
             if not self._waited_for_verdict and len(self._gone) < len(self.job.ranks):
                 self._waited_for_verdict = True
                 self._decide_by(now + VERDICT_S)
                 return []
             self._count_error(culprit, now)
-            return self._over(culprit)
+            return self._over(culprit) + ([Say(f"no further restart: {spent}")] if spent else [])
         self.failure, self.failed_in = culprit, self.state.generation
         if self._counts(culprit):
             self._count_error(culprit, now)
@@ -570,12 +571,14 @@ class Membership:
         """Failures in a row that are known to have made no progress."""
         return self.state.identical if self.state.best_step is None else self.state.without_progress
 
-    def _is_spent(self, culprit: Ending, now: float) -> bool:
-        """Whether no restart is left; the state does not contain this failure yet."""
+    def _spent(self, culprit: Ending, now: float) -> str | None:
+        """Why no restart is left, empty if none was allowed; the state does not contain this failure yet."""
         if not self._counts(culprit):
-            return False
-        row = self._identical(culprit, now) - 1 if self.state.best_step is None else self._row
-        return row >= self.budget.without_progress or self.used(now) >= self.budget.restarts
+            return None
+        if self.used(now) >= self.budget.restarts:
+            return f"{self.used(now)} of {self.budget.restarts} are used" if self.budget.restarts else ""
+        row = self._identical(culprit, now) if self.state.best_step is None else self._row + 1
+        return f"{row} failures in a row without progress" if row > self.budget.without_progress else None
 
     def used(self, now: float) -> int:
         """In-place restarts of this attempt that count towards the budget now."""
