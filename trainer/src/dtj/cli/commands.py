@@ -177,7 +177,8 @@ def _run_locally(context: click.Context, file: str, script: str | None, given: M
         )
     for option in context.command.params:
         is_given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
-        if is_given and option.name not in {"file", "local", *settings.FLAGS.keys() - {"log_format"}}:
+        # "words" only follow a script, and click 8.1 takes none of them for some.
+        if is_given and option.name not in {"file", "local", "words", *settings.FLAGS.keys() - {"log_format"}}:
             raise RecipeError(
                 f"{option.opts[-1]} does not go with -f", fix=f"change the field, or the args, in {file}"
             )
