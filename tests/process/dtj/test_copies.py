@@ -42,6 +42,7 @@ def test_lost_rank_costs_no_more_than_the_steps_since_the_last_copy(
         steps = trace(tmp_path, rank)
         before, after = steps[:-2], steps[-2:]
         assert [step for step, _ in before] == list(range(len(before)))
-        assert len(before) >= 5, "under diloco a rank may train until the next sync point"
+        # Others may lose the dead rank in step 5; under diloco they may train until the next sync point.
+        assert len(before) >= 4
         assert [step for step, _ in after] == [4, 5]
         assert len(set(steps)) == 6, "a step that was done again differs"

@@ -175,10 +175,11 @@ def _run_locally(context: click.Context, file: str, script: str | None, given: M
         raise RecipeError(
             f"-f {file} and the script {script}", fix="leave out the script: the job has its own"
         )
+    # Words only follow a script, and click 8.1 says that they were given if there are none.
+    allowed = {"file", "local", "words", *settings.FLAGS.keys() - {"log_format"}}
     for option in context.command.params:
         is_given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
-        # "words" only follow a script, and click 8.1 takes none of them for some.
-        if is_given and option.name not in {"file", "local", "words", *settings.FLAGS.keys() - {"log_format"}}:
+        if is_given and option.name not in allowed:
             raise RecipeError(
                 f"{option.opts[-1]} does not go with -f", fix=f"change the field, or the args, in {file}"
             )

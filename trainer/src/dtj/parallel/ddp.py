@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.parallel import DistributedDataParallel
 
 from dtj.errors import RecipeError
@@ -173,12 +174,16 @@ class RebuildableDDP(DistributedDataParallel):
     def _distributed_broadcast_coalesced(
         self, tensors: list[torch.Tensor], buffer_size: int, authoritative_rank: int = 0
     ) -> None:
-        """Called by DDP to send the buffers. DDP's own wait would not end with the generation."""
+        """Called by DDP to send the buffers. DDP's own wait would not end with the generation.
+
+        In torch 2.11 it counts as a change of what an earlier forward of the same step needs in its backward.
+        """
         send = partial(super()._distributed_broadcast_coalesced, tensors, buffer_size, authoritative_rank)
-        if sum(tensor.nbytes for tensor in tensors) <= waits.LEAST_HELD:
-            send()
-        else:
-            waits.run(send, tensors[0].device)
+        with _unsafe_preserve_version_counter(tuple(tensors)):
+            if sum(tensor.nbytes for tensor in tensors) <= waits.LEAST_HELD:
+                send()
+            else:
+                waits.run(send, tensors[0].device)
 
     def rebuild(self) -> None:
         """Use the current default group from now on. No communication; weights and hooks of the user stay."""
