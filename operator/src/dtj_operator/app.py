@@ -95,12 +95,11 @@ class App:
         policies = ChildCache(NETWORK_POLICY, self._child_changed)
 
         self._namespaces: Sequence[str | None] = settings.namespaces or [None]
-        follow_pods = self._reflect(pods)
         follow_nodes = Reflector(self._steady, nodes, None, chance)
         self._pods = pods
         # The operator cannot decide anything without these.
         self._required: tuple[Reflector[Any], ...] = (
-            *follow_pods,
+            *self._reflect(pods),
             *self._reflect(services),
             *self._reflect(policies),
         )
@@ -134,7 +133,6 @@ class App:
             self._api,
             self.jobs,
             caches,
-            follow_pods[0].refresh,
             self._poller,
             readers=(
                 operator_peer(settings.operator_namespace, settings.operator_labels),

@@ -5,7 +5,7 @@ Children whose absence the caches are not sure of are read before anything is co
 the key; the planner gets the snapshot.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 
 from dtj_operator.kube.api import Api
@@ -37,7 +37,6 @@ class Gatherer:
         api: Api,
         jobs: Jobs,
         caches: Caches,
-        refresh: Callable[[Key], Awaitable[None]],
         poller: Poller,
         *,
         readers: tuple[Json, ...],
@@ -45,7 +44,7 @@ class Gatherer:
         monotonic: Callable[[], float],
     ) -> None:
         self._jobs, self._caches = jobs, caches
-        self._verifier = Verifier(api, caches, refresh)
+        self._verifier = Verifier(api, caches)
         self._queues = QueueReader(api, caches)
         self._poller, self._readers = poller, readers
         self._leases, self._wall, self._monotonic = NodeLeases(api.get), wall, monotonic

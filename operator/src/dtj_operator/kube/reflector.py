@@ -87,7 +87,8 @@ class Reflector(Generic[V]):
     async def relist(self) -> str:
         """Refill the cache from a consistent list; return the version to watch from."""
         async with self._lists:
-            found, version = await self._list(self._source.selector, self._path)
+            source = self._source
+            found, version = await read_list(self._api, self._path, source.decode_list, source.selector)
             self._cache.replace(found, version, namespace=self._namespace)
         self._note_data()
         if not self.current:
@@ -97,14 +98,6 @@ class Reflector(Generic[V]):
         self.tried.set()
         metrics.RELISTS.labels(self.what).inc()
         return version
-
-    async def refresh(self, key: Key) -> None:
-        """Refresh one job's objects, including those without our label."""
-        found, version = await self._list("", self._source.path(key.namespace))
-        self._cache.replace([view for view in found if view.key == key], version, key)
-
-    async def _list(self, selector: str, path: str) -> tuple[list[V], str]:
-        return await read_list(self._api, path, self._source.decode_list, selector)
 
     async def _follow(self, version: str) -> None:
         """Watch from `version` until the API server no longer has its history."""

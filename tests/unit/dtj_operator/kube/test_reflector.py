@@ -204,22 +204,6 @@ async def test_list_restarts_if_the_continue_token_has_expired() -> None:
         await followed.until({"j-1": "Running"})
 
 
-async def test_one_job_can_be_refreshed_whatever_labels_its_pods_have() -> None:
-    unlabelled = pod(1, 6)
-    del unlabelled["metadata"]["labels"]["dtj.dev/job-name"]
-    owner = {"apiVersion": "dtj.dev/v1alpha1", "kind": "DistributedTrainingJob", "name": "j", "uid": "j-uid"}
-    unlabelled["metadata"]["ownerReferences"] = [owner | {"controller": True}]
-    stranger = pod(2, 7)
-    del stranger["metadata"]["labels"]
-    async with serving(page(pod(0, 5), unlabelled, stranger, version=9)) as server:
-        followed = Followed(server, 5)
-        await followed.reflector.refresh(KEY)
-        await followed.api.close()
-
-    assert followed.shown() == {"j-0": "Running", "j-1": "Running"}
-    assert server.asked[0][1:3] == ("/api/v1/namespaces/ns/pods", {"limit": "500"})
-
-
 async def test_garbage_in_a_label_stops_nothing() -> None:
     garbled = pod(0, 1)
     garbled["metadata"]["labels"]["dtj.dev/replica-index"] = "first"
