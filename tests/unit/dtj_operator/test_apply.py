@@ -87,7 +87,7 @@ class Doing:
         self.services = ChildCache(SERVICE, self.reported.append)
         policies = ChildCache(NETWORK_POLICY, lambda _: None)
         self.gangs = Gangs(time.monotonic)
-        self.gangs.use("scheduling.k8s.io/v1beta1")
+        self.gangs.api_version = "scheduling.k8s.io/v1beta1"
         self.pod_groups = Cache(pod_groups_of("scheduling.k8s.io/v1beta1"))
         self.workloads = Cache(WORKLOADS, self.again.append)
         caches = Caches(
