@@ -14,6 +14,7 @@ from dtj_operator.kube.workloads import decode_flavor, decode_workload
 from dtj_operator.model import names
 from dtj_operator.model.json import Json
 from dtj_operator.model.names import Key
+from dtj_operator.model.views import WorkloadView
 from dtj_operator.plan import queue
 from dtj_operator.plan.children.workload import workload_name
 from dtj_operator.plan.snapshot import QueueFacts, Snapshot
@@ -32,34 +33,26 @@ class QueueReader:
 
     async def complete(self, key: Key, s: Snapshot) -> Snapshot:
         """Return the snapshot with the Workloads of the job, and with what the next action needs."""
-        s = self._with_workloads(key, s)
-        if s.job.queue is None or s.job.deleting or s.queue.problem:
+        found, problem = self._caches.workloads.of(key), self._caches.kueue.problem
+        if not found and s.job.queue is None:
             return s
-        if queue.current(s.job, s.queue.workloads) is None:
-            s = await self._with_unseen(key, s)
+        asked = None if s.job.deleting or problem else s.job.queue
+        if asked is not None and queue.current(s.job, found) is None:
+            found += await self._unseen(key.namespace, workload_name(s.job, asked))
+        s = queue.with_facts(s, QueueFacts(problem=problem, workloads=found))
+        if asked is None:
+            return s
         reference = queue.needed_class(s)
         if reference is not None:
             s = await self._with_priority(s, reference)
         return await self._with_flavors(s)
 
-    def _with_workloads(self, key: Key, s: Snapshot) -> Snapshot:
-        found = self._caches.workloads.of(key)
-        if not found and s.job.queue is None:
-            return s
-        facts = QueueFacts(problem=self._caches.kueue.problem, workloads=found)
-        return replace(s, job=queue.with_admitted_size(s.job, found), queue=facts)
-
-    async def _with_unseen(self, key: Key, s: Snapshot) -> Snapshot:
-        """Read the Workload by its name: it may lack our label, or have been created a moment ago."""
-        if s.job.queue is None:
-            return s
+    async def _unseen(self, namespace: str, name: str) -> tuple[WorkloadView, ...]:
+        """Read a Workload by its name: it may lack our label, or have been created a moment ago."""
         try:
-            path = f"{paths.workloads(key.namespace)}/{workload_name(s.job, s.job.queue)}"
-            found = decode_workload(await self._api.get(path))
+            return (decode_workload(await self._api.get(f"{paths.workloads(namespace)}/{name}")),)
         except NotFound:
-            return s
-        facts = replace(s.queue, workloads=(*s.queue.workloads, found))
-        return replace(s, job=queue.with_admitted_size(s.job, facts.workloads), queue=facts)
+            return ()
 
     async def _with_priority(self, s: Snapshot, reference: Json) -> Snapshot:
         try:
