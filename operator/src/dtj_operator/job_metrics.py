@@ -20,6 +20,7 @@ from dtj_operator.model.names import Key
 from dtj_operator.plan import blame
 from dtj_operator.plan.actions import Fault, Restart, Verdict
 from dtj_operator.plan.report.conditions import UNBLOCKED
+from dtj_operator.plan.report.decisions import avoided_nodes
 from dtj_operator.plan.report.goodput import QUEUED, RECOVERY, STARTUP
 from dtj_operator.plan.report.status import new_fault
 from dtj_operator.plan.snapshot import Snapshot
@@ -47,7 +48,7 @@ class _Job:
 
     phase: str = ""
     blocked: str = ""
-    avoids: frozenset[str] = frozenset()
+    avoids: set[str] = field(default_factory=set)
     counted: dict[str, int] = field(default_factory=dict)
 
 
@@ -66,7 +67,7 @@ class JobTable(Collector):
         ready = condition(status, "PodsReady")
         blocked = ready.get("status") == "False" and ready["reason"] not in UNBLOCKED
         known.phase, known.blocked = status.get("phase", ""), ready["reason"] if blocked else ""
-        known.avoids = frozenset(e.get("node", "") for e in status.get("avoidedNodes") or () if "until" in e)
+        known.avoids = avoided_nodes(status)
 
     def forget(self, key: Key) -> None:
         """The job is gone."""
@@ -100,7 +101,7 @@ class JobTable(Collector):
         for labels, number in Counter(waiting).items():
             blocked.add_metric(labels, number)
         avoided = GaugeMetricFamily("dtj_nodes_avoided", "Nodes that at least one job avoids.")
-        avoided.add_metric([], len(frozenset().union(*(job.avoids for job in self._jobs.values()))))
+        avoided.add_metric([], len(set[str]().union(*(job.avoids for job in self._jobs.values()))))
         return jobs, blocked, avoided
 
     def _is_first_report(self, node: str, now: float) -> bool:
