@@ -9,7 +9,7 @@ from dataclasses import replace
 from dtj_operator.kube import paths
 from dtj_operator.kube.api import Api, decode
 from dtj_operator.kube.caches import Caches
-from dtj_operator.kube.errors import ApiError, NotFound, Unavailable
+from dtj_operator.kube.errors import Answered, NotFound
 from dtj_operator.kube.workloads import decode_flavor, decode_workload
 from dtj_operator.model import names
 from dtj_operator.model.json import Json
@@ -57,9 +57,7 @@ class QueueReader:
     async def _with_priority(self, s: Snapshot, reference: Json) -> Snapshot:
         try:
             found = decode(await self._api.get(f"{_CLASSES[reference['kind']]}/{reference['name']}"))
-        except Unavailable:
-            raise
-        except ApiError as error:
+        except Answered as error:
             return _without(s, f"{reference['kind']} {reference['name']}, which the job names", error)
         return replace(s, queue=replace(s.queue, priority=int(found.get("value") or 0)))
 
@@ -68,12 +66,10 @@ class QueueReader:
         for name in queue.needed_flavors(s):
             try:
                 found[name] = decode_flavor(await self._api.get(f"{paths.flavors}/{name}"))
-            except Unavailable:
-                raise
-            except ApiError as error:
+            except Answered as error:
                 return _without(s, f"ResourceFlavor {name}, which the job was admitted to", error)
         return replace(s, queue=replace(s.queue, flavors=found)) if found else s
 
 
-def _without(s: Snapshot, what: str, error: ApiError) -> Snapshot:
+def _without(s: Snapshot, what: str, error: Answered) -> Snapshot:
     return replace(s, queue=replace(s.queue, absent=f"{what}, cannot be read: {error.message}"))
