@@ -110,8 +110,7 @@ def _mount_shm(job: Job, spec: Json, trainer: Json) -> None:
     """
     if any(str(m.get("mountPath", "")).rstrip("/") == "/dev/shm" for m in trainer.get("volumeMounts") or ()):
         return
-    limit = ((trainer.get("resources") or {}).get("limits") or {}).get("memory")
-    memory = quantity.parse(limit) if limit is not None else None
+    memory = quantity.parse(((trainer.get("resources") or {}).get("limits") or {}).get("memory"))
     size = int(memory) // 2 if memory else SHM_PER_PROCESS * job.processes
     volume = {"emptyDir": {"medium": "Memory", "sizeLimit": str(size)}}
     _mount(spec, trainer, names.SHM_VOLUME, "/dev/shm", volume)
