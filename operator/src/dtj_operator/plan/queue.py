@@ -20,20 +20,8 @@ from dtj_operator.model.json import Json
 from dtj_operator.model.memory import FINAL, SUCCEEDED, SUSPENDED
 from dtj_operator.model.spec import Job, Queue
 from dtj_operator.model.views import AdmissionView, ConditionView, PodSettings, WorkloadView
-from dtj_operator.plan.actions import (
-    Action,
-    AdoptWorkload,
-    Create,
-    Delete,
-    Suspend,
-    UpdateWorkload,
-)
-from dtj_operator.plan.children.workload import (
-    priority_class,
-    workload,
-    workload_metadata,
-    workload_name,
-)
+from dtj_operator.plan.actions import Action, AdoptWorkload, Create, Delete, Suspend, UpdateWorkload
+from dtj_operator.plan.children.workload import priority_class, workload, workload_metadata, workload_name
 from dtj_operator.plan.snapshot import QueueFacts, Snapshot
 
 QUEUED, UNAVAILABLE, INADMISSIBLE = "Queued", "QueueUnavailable", "Inadmissible"
