@@ -21,13 +21,12 @@ from dtj_operator.plan import blame
 from dtj_operator.plan.actions import Fault, Restart, Verdict
 from dtj_operator.plan.report.conditions import UNBLOCKED
 from dtj_operator.plan.report.decisions import avoided_nodes
-from dtj_operator.plan.report.goodput import QUEUED, RECOVERY, STARTUP
+from dtj_operator.plan.report.goodput import KINDS, QUEUED, RECOVERY, STARTUP
 from dtj_operator.plan.report.status import new_fault
 from dtj_operator.plan.snapshot import Snapshot
 
 Added = tuple[Any, tuple[str, ...], float | None]  # metric, labels, seconds to observe; None: count one
 
-STATES = ("productive", "startup", "lost", "recovering", "queued")  # of the seconds in status.goodput
 ONE_LOSS_S = 600.0  # all jobs on a node notice its loss within this time
 REMEMBERED = 1000  # lost nodes
 # Agents report reasons as free text, but each value of a label costs memory in Prometheus.
@@ -173,7 +172,8 @@ def _label(reason: str | None) -> str:
 
 
 def _seconds(goodput: Json) -> dict[str, int]:
-    return {state: goodput.get(f"{state}Seconds", 0) for state in STATES}
+    """Seconds by state, such as productive."""
+    return {kind.removesuffix("Seconds"): goodput.get(kind, 0) for kind in (*KINDS, QUEUED)}
 
 
 JOBS = JobTable()
