@@ -335,13 +335,13 @@ class JobBuilder:
     def snapshot(self) -> Snapshot:
         now = self.known.get("now", NOW)
         fields = {"now": now, "monotonic": now, **self.known}
-        facts = fields.get("queue", QueueFacts())
-        made = queue.with_admitted_size(self.job(), facts.workloads)
+        facts, made = fields.pop("queue", QueueFacts()), self.job()
         children = {"Service": fields.pop("service", Child.ABSENT)}
         policy = fields.pop("network_policy", Child.ABSENT)
         if made.network.policy == "Isolated":
             children["NetworkPolicy"] = policy
-        return Snapshot(job=made, memory=Memory(self.status), pods=self.pods, children=children, **fields)
+        known = Snapshot(job=made, memory=Memory(self.status), pods=self.pods, children=children, **fields)
+        return queue.with_facts(known, facts)
 
 
 def pod_group(attempt: int = 0, min_count: int = 2, **fields: Any) -> PodGroupView:

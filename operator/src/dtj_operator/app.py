@@ -95,19 +95,18 @@ class App:
         policies = ChildCache(NETWORK_POLICY, self._child_changed)
 
         self._namespaces: Sequence[str | None] = settings.namespaces or [None]
-        follow_pods = self._reflect(pods)
         follow_nodes = Reflector(self._steady, nodes, None, chance)
         self._pods = pods
         # The operator cannot decide anything without these.
         self._required: tuple[Reflector[Any], ...] = (
-            *follow_pods,
+            *self._reflect(pods),
             *self._reflect(services),
             *self._reflect(policies),
         )
         self._reflectors: tuple[Reflector[Any], ...] = (*self._required, follow_nodes)
         self._gangs, self._pod_groups = Gangs(time.monotonic), Cache(pod_groups_of(""), self._child_changed)
         self._kueue, self._workloads = kueue(), Cache(WORKLOADS, self._child_changed)
-        caches = Caches(
+        self._caches = caches = Caches(
             pod_groups=self._pod_groups,
             gangs=self._gangs,
             workloads=self._workloads,
@@ -134,7 +133,6 @@ class App:
             self._api,
             self.jobs,
             caches,
-            follow_pods[0].refresh,
             self._poller,
             readers=(
                 operator_peer(settings.operator_namespace, settings.operator_labels),
@@ -344,7 +342,8 @@ class App:
 
     def _known(self) -> set[Key]:
         """Jobs, and jobs that are gone but have left something."""
-        return set(self.jobs.shown).union(*(reflector.keys() for reflector in self._required))
+        caches = (self._pods, *self._caches.children)
+        return set(self.jobs.shown).union(*(cache.keys() for cache in caches))
 
     def _child_changed(self, key: Key, can_wait: bool = False) -> None:
         if not self._leads:

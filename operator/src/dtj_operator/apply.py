@@ -314,10 +314,10 @@ class Applier:
             if error.status != 422:
                 raise
             await self._delete(cache.kind.kind, found)
-            cache.note_reverted(found.key)
+            cache.reverted_at[found.key] = self._clock()
             return False
         cache.observe(cache.source.decode(answer), quiet=True)
-        cache.note_reverted(found.key)
+        cache.reverted_at[found.key] = self._clock()
         _log.warning("reverted an edit of a child object", extra={"kind": cache.kind.kind})
         return True
 

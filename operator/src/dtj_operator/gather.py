@@ -5,7 +5,7 @@ Children whose absence the caches are not sure of are read before anything is co
 the key; the planner gets the snapshot.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 
 from dtj_operator.kube.api import Api
@@ -37,7 +37,6 @@ class Gatherer:
         api: Api,
         jobs: Jobs,
         caches: Caches,
-        refresh: Callable[[Key], Awaitable[None]],
         poller: Poller,
         *,
         readers: tuple[Json, ...],
@@ -45,7 +44,7 @@ class Gatherer:
         monotonic: Callable[[], float],
     ) -> None:
         self._jobs, self._caches = jobs, caches
-        self._verifier = Verifier(api, caches, refresh)
+        self._verifier = Verifier(api, caches)
         self._queues = QueueReader(api, caches)
         self._poller, self._readers = poller, readers
         self._leases, self._wall, self._monotonic = NodeLeases(api.get), wall, monotonic
@@ -75,13 +74,13 @@ class Gatherer:
         return await self._queues.complete(key, snapshot), raw
 
     def _snapshot(self, key: Key, raw: Json) -> Snapshot:
-        job, now = spec.parse(raw), self._wall()
+        job, now, monotonic = spec.parse(raw), self._wall(), self._monotonic()
         memory = Memory.of(raw.get("status") or {}, job.uid, is_remote=job.remote)
         self._recovery[key] = job.recovery
         wanted = networking(job, self._readers)
         pods, nodes = self._caches.pods.of(key), self._caches.nodes()
         gangs_off = self._caches.gangs.off(key.namespace)
-        reverted_s = min(cache.since_reverted(key) for cache in self._caches.children)
+        reverted_at = max(cache.reverted_at.get(key, float("-inf")) for cache in self._caches.children)
         snapshot = Snapshot(
             job=job,
             memory=memory,
@@ -92,14 +91,14 @@ class Gatherer:
             gang_api="" if gangs_off else self._caches.gangs.api_version,
             gangs_off=gangs_off,
             pod_groups=self._caches.pod_groups.of(key),
-            revert_at=now + max(0.0, REVERT_PAUSE_S - reverted_s),
+            revert_at=now + max(0.0, reverted_at + REVERT_PAUSE_S - monotonic),
             nodes=nodes,
             gone_since=self._caches.gone_nodes(),
             progress=self._poller.last(key, job.uid, memory.attempt),
             coordinator_silent=self._poller.silent(key, job.uid, memory.attempt),
             readers=self._readers,
             now=now,
-            monotonic=self._monotonic(),
+            monotonic=monotonic,
         )
         last_nodes = {
             index: self._caches.pods.last_node(key, names.pod_name(key.name, index))
@@ -111,7 +110,7 @@ class Gatherer:
         self._poller.forget(key)
         self._verifier.forget(key)
         for cache in self._caches.children:
-            cache.forget_job(key)
+            cache.reverted_at.pop(key, None)
         pods, nodes, now = self._caches.pods.of(key), self._caches.nodes(), self._wall()
         recovery = self._recovery.get(key, UNKNOWN) if pods else self._recovery.pop(key, UNKNOWN)
         return Gone(

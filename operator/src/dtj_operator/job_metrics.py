@@ -20,13 +20,13 @@ from dtj_operator.model.names import Key
 from dtj_operator.plan import blame
 from dtj_operator.plan.actions import Fault, Restart, Verdict
 from dtj_operator.plan.report.conditions import UNBLOCKED
-from dtj_operator.plan.report.goodput import QUEUED, RECOVERY, STARTUP
+from dtj_operator.plan.report.decisions import avoided_nodes
+from dtj_operator.plan.report.goodput import KINDS, QUEUED, RECOVERY, STARTUP
 from dtj_operator.plan.report.status import new_fault
 from dtj_operator.plan.snapshot import Snapshot
 
 Added = tuple[Any, tuple[str, ...], float | None]  # metric, labels, seconds to observe; None: count one
 
-STATES = ("productive", "startup", "lost", "recovering", "queued")  # of the seconds in status.goodput
 ONE_LOSS_S = 600.0  # all jobs on a node notice its loss within this time
 REMEMBERED = 1000  # lost nodes
 # Agents report reasons as free text, but each value of a label costs memory in Prometheus.
@@ -47,7 +47,7 @@ class _Job:
 
     phase: str = ""
     blocked: str = ""
-    avoids: frozenset[str] = frozenset()
+    avoids: set[str] = field(default_factory=set)
     counted: dict[str, int] = field(default_factory=dict)
 
 
@@ -66,7 +66,7 @@ class JobTable(Collector):
         ready = condition(status, "PodsReady")
         blocked = ready.get("status") == "False" and ready["reason"] not in UNBLOCKED
         known.phase, known.blocked = status.get("phase", ""), ready["reason"] if blocked else ""
-        known.avoids = frozenset(e.get("node", "") for e in status.get("avoidedNodes") or () if "until" in e)
+        known.avoids = avoided_nodes(status)
 
     def forget(self, key: Key) -> None:
         """The job is gone."""
@@ -100,7 +100,7 @@ class JobTable(Collector):
         for labels, number in Counter(waiting).items():
             blocked.add_metric(labels, number)
         avoided = GaugeMetricFamily("dtj_nodes_avoided", "Nodes that at least one job avoids.")
-        avoided.add_metric([], len(frozenset().union(*(job.avoids for job in self._jobs.values()))))
+        avoided.add_metric([], len(set[str]().union(*(job.avoids for job in self._jobs.values()))))
         return jobs, blocked, avoided
 
     def _is_first_report(self, node: str, now: float) -> bool:
@@ -172,7 +172,8 @@ def _label(reason: str | None) -> str:
 
 
 def _seconds(goodput: Json) -> dict[str, int]:
-    return {state: goodput.get(f"{state}Seconds", 0) for state in STATES}
+    """Seconds by state, such as productive."""
+    return {kind.removesuffix("Seconds"): goodput.get(kind, 0) for kind in (*KINDS, QUEUED)}
 
 
 JOBS = JobTable()

@@ -73,14 +73,7 @@ class Poller:
         self._last: dict[Key, tuple[str, Progress]] = {}
 
     def follow(
-        self,
-        key: Key,
-        uid: str,
-        attempt: int,
-        address: str,
-        *,
-        ranks: int = 1,
-        has_answered: bool = False,
+        self, key: Key, uid: str, attempt: int, address: str, *, ranks: int = 1, has_answered: bool = False
     ) -> None:
         """Poll this address until `stop` or another `follow`.
 

@@ -9,11 +9,12 @@ from dataclasses import replace
 from dtj_operator.kube import paths
 from dtj_operator.kube.api import Api, decode
 from dtj_operator.kube.caches import Caches
-from dtj_operator.kube.errors import ApiError, NotFound, Unavailable
+from dtj_operator.kube.errors import Answered, NotFound
 from dtj_operator.kube.workloads import decode_flavor, decode_workload
 from dtj_operator.model import names
 from dtj_operator.model.json import Json
 from dtj_operator.model.names import Key
+from dtj_operator.model.views import WorkloadView
 from dtj_operator.plan import queue
 from dtj_operator.plan.children.workload import workload_name
 from dtj_operator.plan.snapshot import QueueFacts, Snapshot
@@ -32,41 +33,31 @@ class QueueReader:
 
     async def complete(self, key: Key, s: Snapshot) -> Snapshot:
         """Return the snapshot with the Workloads of the job, and with what the next action needs."""
-        s = self._with_workloads(key, s)
-        if s.job.queue is None or s.job.deleting or s.queue.problem:
+        found, problem = self._caches.workloads.of(key), self._caches.kueue.problem
+        if not found and s.job.queue is None:
             return s
-        if queue.current(s.job, s.queue.workloads) is None:
-            s = await self._with_unseen(key, s)
+        asked = None if s.job.deleting or problem else s.job.queue
+        if asked is not None and queue.current(s.job, found) is None:
+            found += await self._unseen(key.namespace, workload_name(s.job, asked))
+        s = queue.with_facts(s, QueueFacts(problem=problem, workloads=found))
+        if asked is None:
+            return s
         reference = queue.needed_class(s)
         if reference is not None:
             s = await self._with_priority(s, reference)
         return await self._with_flavors(s)
 
-    def _with_workloads(self, key: Key, s: Snapshot) -> Snapshot:
-        found = self._caches.workloads.of(key)
-        if not found and s.job.queue is None:
-            return s
-        facts = QueueFacts(problem=self._caches.kueue.problem, workloads=found)
-        return replace(s, job=queue.with_admitted_size(s.job, found), queue=facts)
-
-    async def _with_unseen(self, key: Key, s: Snapshot) -> Snapshot:
-        """Read the Workload by its name: it may lack our label, or have been created a moment ago."""
-        if s.job.queue is None:
-            return s
+    async def _unseen(self, namespace: str, name: str) -> tuple[WorkloadView, ...]:
+        """Read a Workload by its name: it may lack our label, or have been created a moment ago."""
         try:
-            path = f"{paths.workloads(key.namespace)}/{workload_name(s.job, s.job.queue)}"
-            found = decode_workload(await self._api.get(path))
+            return (decode_workload(await self._api.get(f"{paths.workloads(namespace)}/{name}")),)
         except NotFound:
-            return s
-        facts = replace(s.queue, workloads=(*s.queue.workloads, found))
-        return replace(s, job=queue.with_admitted_size(s.job, facts.workloads), queue=facts)
+            return ()
 
     async def _with_priority(self, s: Snapshot, reference: Json) -> Snapshot:
         try:
             found = decode(await self._api.get(f"{_CLASSES[reference['kind']]}/{reference['name']}"))
-        except Unavailable:
-            raise
-        except ApiError as error:
+        except Answered as error:
             return _without(s, f"{reference['kind']} {reference['name']}, which the job names", error)
         return replace(s, queue=replace(s.queue, priority=int(found.get("value") or 0)))
 
@@ -75,12 +66,10 @@ class QueueReader:
         for name in queue.needed_flavors(s):
             try:
                 found[name] = decode_flavor(await self._api.get(f"{paths.flavors}/{name}"))
-            except Unavailable:
-                raise
-            except ApiError as error:
+            except Answered as error:
                 return _without(s, f"ResourceFlavor {name}, which the job was admitted to", error)
         return replace(s, queue=replace(s.queue, flavors=found)) if found else s
 
 
-def _without(s: Snapshot, what: str, error: ApiError) -> Snapshot:
+def _without(s: Snapshot, what: str, error: Answered) -> Snapshot:
     return replace(s, queue=replace(s.queue, absent=f"{what}, cannot be read: {error.message}"))

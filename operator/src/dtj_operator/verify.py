@@ -5,13 +5,14 @@ costs nothing unless labels are removed: the caches know which absences are cert
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.cache import Cache
 from dtj_operator.kube.caches import Caches
 from dtj_operator.kube.errors import NotFound
+from dtj_operator.kube.reflector import read_list
 from dtj_operator.model import names
 from dtj_operator.model.memory import SUSPENDED
 from dtj_operator.model.names import Key
@@ -24,8 +25,8 @@ RECENT_S = 600.0  # the leader of that time has cleaned up after jobs that ended
 class Verifier:
     """Puts what it finds into the caches; remembers which jobs this process has verified."""
 
-    def __init__(self, api: Api, caches: Caches, refresh: Callable[[Key], Awaitable[None]]) -> None:
-        self._api, self._caches, self._pods, self._refresh = api, caches, caches.pods, refresh
+    def __init__(self, api: Api, caches: Caches) -> None:
+        self._api, self._caches, self._pods = api, caches, caches.pods
         self._verified: dict[Key, str] = {}  # uid of the job that was verified
 
     def forget(self, key: Key) -> None:
@@ -74,7 +75,9 @@ class Verifier:
                 cache.remove_name(key, name)
 
     async def _list_pods(self, key: Key, pods: Iterable[str]) -> None:
-        await self._refresh(key)
+        source = self._pods.source
+        found, version = await read_list(self._api, source.path(key.namespace), source.decode_list)
+        self._pods.replace([pod for pod in found if pod.key == key], version, key)
         for name in pods:
             self._pods.unverified.discard(key, name)
 

@@ -12,8 +12,7 @@ from kubernetes.aio.client import Configuration
 
 from dtj_operator import settings
 from dtj_operator.app import BACKLOG_PATIENCE_S, App
-from dtj_operator.kube import lease, optional
-from dtj_operator.kube.pods import decode_pod
+from dtj_operator.kube import lease, optional, pods
 from dtj_operator.model.names import Key
 from tests.unit.dtj_operator.kube.server import Json, stall
 
@@ -235,8 +234,8 @@ async def test_new_leader_handles_jobs_with_a_fault_before_it_has_read_everythin
         await until(lists, lambda: lists.looked == ["faulty"])
         assert app._pods.unverified.of(first) == ("faulty-0",), "it is read: it may have been replaced"
 
-        app._pods.observe(decode_pod(json.dumps(changed("next", failed=True)).encode()))
-        app._pods.observe(decode_pod(json.dumps(changed("healthy")).encode()))
+        app._pods.observe(pods.PODS.decode(json.dumps(changed("next", failed=True)).encode()))
+        app._pods.observe(pods.PODS.decode(json.dumps(changed("healthy")).encode()))
         assert app._pods.unverified.of(second) == ("next-0",)
         lists.may_answer = True
         lists.changed.set()

@@ -87,7 +87,7 @@ class Doing:
         self.services = ChildCache(SERVICE, self.reported.append)
         policies = ChildCache(NETWORK_POLICY, lambda _: None)
         self.gangs = Gangs(time.monotonic)
-        self.gangs.use("scheduling.k8s.io/v1beta1")
+        self.gangs.api_version = "scheduling.k8s.io/v1beta1"
         self.pod_groups = Cache(pod_groups_of("scheduling.k8s.io/v1beta1"))
         self.workloads = Cache(WORKLOADS, self.again.append)
         caches = Caches(
@@ -99,7 +99,7 @@ class Doing:
             workloads=self.workloads,
             kueue=kueue(),
         )
-        self.now = 0.0
+        self.now = 100.0
         self._applier = Applier(self.api, caches, lambda: self.now)
 
     async def __call__(self, *actions: Action, key: Key = KEY) -> Applied:
@@ -145,7 +145,7 @@ async def test_calls_end_after_a_minute_and_the_next_reconcile_does_the_rest(
     actions: list[Action], answer: Handler
 ) -> None:
     async def slow(request: web.Request) -> web.StreamResponse:
-        do.now = APPLY_S
+        do.now += APPLY_S
         return await answer(request)
 
     async with doing(*[answer] * 3, *[slow] * 99) as do:
@@ -403,7 +403,7 @@ async def test_edit_of_a_service_is_reverted_in_place() -> None:
         view = do.services.get(KEY)
         assert view is not None
         assert view.version == "8"
-        assert do.services.since_reverted(KEY) < 60
+        assert do.services.reverted_at == {KEY: 100.0}
 
 
 async def test_service_whose_edit_cannot_be_reverted_is_deleted_so_that_the_next_reconcile_creates_it() -> (
@@ -416,7 +416,7 @@ async def test_service_whose_edit_cannot_be_reverted_is_deleted_so_that_the_next
         assert do.asked()[-2:] == ["PUT digits", "DELETE digits"]
         assert do.server.asked[-1][3]["preconditions"] == {"uid": "u"}
         assert do.services.get(KEY) is None
-        assert do.services.since_reverted(KEY) < 60
+        assert do.services.reverted_at == {KEY: 100.0}
 
 
 @pytest.mark.parametrize(
@@ -434,7 +434,7 @@ async def test_edited_service_is_not_deleted_if_its_update_fails(status: int, bl
 async def test_unedited_service_of_ours_counts_as_created() -> None:
     async with doing(TAKEN, says(stored(service(JOB)))) as do:
         assert await do(Create(service(JOB))) == Applied()
-        assert do.services.since_reverted(KEY) == float("inf")
+        assert not do.services.reverted_at
 
 
 async def test_service_of_an_earlier_job_is_deleted_so_that_the_next_reconcile_creates_ours() -> None:

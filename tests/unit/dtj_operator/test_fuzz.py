@@ -23,6 +23,7 @@ from dtj_operator.model.views import NodeView
 from dtj_operator.plan.children.networking import networking
 from dtj_operator.plan.planner import plan
 from dtj_operator.plan.report import pace
+from dtj_operator.plan.report.decisions import decision_line
 from dtj_operator.plan.report.status import events, new_status
 from dtj_operator.plan.snapshot import Snapshot
 from tests.support.builders import NAME, NOW, UID, JobBuilder, at, job, pod
@@ -151,6 +152,7 @@ def decide(s: Snapshot) -> Json:
     msgspec.json.encode([action.body for action in decision.actions if hasattr(action, "body")])
     status = new_status(s, decision.verdict)
     events(s, decision.verdict, status)
+    decision_line(s, decision.verdict, status)
     pace.write_at(s.memory.raw, status, now=s.now, last_write=0.0, progress_due=True)
     msgspec.json.encode(pace.merge_patch(s.memory.raw, status))
     table = JobTable()

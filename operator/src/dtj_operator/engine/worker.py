@@ -22,13 +22,11 @@ _log = logging.getLogger(__name__)
 class TryLater(Exception):  # noqa: N818 - not an error: something else has to happen first
     """Raised by a reconcile that was refused or had outdated data; requeues the key after a back-off.
 
-    after_s   at least this many seconds, as the API server asked
     within_s  at most this many seconds, whatever the back-off is
     """
 
-    def __init__(self, why: str, after_s: float = 0.0, *, within_s: float | None = None) -> None:
+    def __init__(self, why: str, *, within_s: float | None = None) -> None:
         super().__init__(why)
-        self.after_s = after_s
         self.within_s = within_s
 
 
@@ -46,7 +44,7 @@ async def _once(queue: WorkQueue[K], reconcile: Callable[[K], Awaitable[float | 
         async with asyncio.timeout(RECONCILE_TIMEOUT_S):
             again_s = await reconcile(key)
     except TryLater as later:
-        delay_s = queue.retry(key, later.after_s)
+        delay_s = queue.retry(key)
         if later.within_s is not None:
             queue.add_after(key, later.within_s)  # the earlier of the two counts
         metrics.RECONCILES.labels("later").inc()

@@ -47,11 +47,8 @@ class WorkQueue(Generic[K]):
         *,
         workers: int = sys.maxsize,
         group_of: Callable[[K], Hashable] = lambda key: key,
-        first_s: float = FIRST_BACKOFF_S,
-        longest_s: float = LONGEST_BACKOFF_S,
     ) -> None:
-        self._random, self._first_s, self._longest_s = random, first_s, longest_s
-        self._group_of, self._shares = group_of, Shares[Hashable](workers)
+        self._random, self._group_of, self._shares = random, group_of, Shares[Hashable](workers)
         # Heaps of the groups that have their share.
         self._parked: dict[Hashable, list[tuple[float, int, K]]] = {}
         self._ready: asyncio.PriorityQueue[tuple[float, int, K]] = asyncio.PriorityQueue()
@@ -101,7 +98,7 @@ class WorkQueue(Generic[K]):
         """
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
-        delay = min(self._longest_s, self._first_s * 2.0 ** min(failures, 60))
+        delay = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures, 60))
         delay = max(at_least_s, delay * self._random.uniform(1 - BACKOFF_JITTER, 1 + BACKOFF_JITTER))
         self.add_after(key, delay, patience_s=delay)
         return delay

@@ -111,15 +111,15 @@ class Api:
             raise _unavailable(f"WATCH {path}", error) from error
 
     async def _with_retries(self, method: str, path: str, body: Json | None = None, **options: Any) -> bytes:
-        for tried in range(1, CALL_TRIES + 1):
+        for tried in range(1, CALL_TRIES):
             try:
                 return await self._once(method, path, body, **options)
             except Unavailable as error:
                 pause = max(error.after_s, FIRST_CALL_RETRY_S * 2.0**tried * self._random.uniform(0.8, 1.2))
-                if tried == CALL_TRIES or error.after_s > LONGEST_CALL_RETRY_S:
+                if error.after_s > LONGEST_CALL_RETRY_S:
                     raise
-                await asyncio.sleep(pause)
-        raise AssertionError("unreachable")
+            await asyncio.sleep(pause)
+        return await self._once(method, path, body, **options)
 
     async def _once(
         self,

@@ -36,10 +36,9 @@ class Cache(Generic[V]):
         self.unverified = UnverifiedNames()
         self._views: dict[Key, dict[str, V]] = {}
         self._tombstones: OrderedDict[str, str] = OrderedDict()  # uid -> version at which it was gone
-        self._count = 0
 
     def __len__(self) -> int:
-        return self._count
+        return sum(map(len, self._views.values()))
 
     def keys(self) -> list[Key]:
         return list(self._views)
@@ -67,7 +66,6 @@ class Cache(Generic[V]):
             return
         view = self._stamped(view, known)
         self.unverified.discard(view.key, view.name)
-        self._count += known is None
         self._views.setdefault(view.key, {})[view.name] = view
         self._update_indexes(known, view)
         compared = _compared_fields(type(view))
@@ -99,7 +97,6 @@ class Cache(Generic[V]):
         if known is None or known.uid != view.uid:
             return
         del views[view.name]
-        self._count -= 1
         if not views:
             del self._views[view.key]
         self._update_indexes(known, None)

@@ -4,7 +4,6 @@ Of the spec, a view keeps only a fingerprint of the fields that we set. So a vie
 the API server fills in do not count as an edit.
 """
 
-import asyncio
 import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -100,27 +99,14 @@ NETWORK_POLICY = ChildKind(
 class ChildCache(Cache[ChildView]):
     """The objects of one kind.
 
-    It remembers when an edit was last reverted, so that the operator does not revert it endlessly if another
-    controller keeps editing the object.
+    reverted_at   when an edit of the object was last reverted, by the monotonic clock, so that the operator
+                  does not revert it endlessly if another controller keeps editing the object
     """
 
     def __init__(self, kind: ChildKind, on_change: Callable[[Key], None]) -> None:
         super().__init__(kind.source, on_change)
         self.kind = kind
-        self._reverted_at: dict[Key, float] = {}
+        self.reverted_at: dict[Key, float] = {}
 
     def get(self, key: Key) -> ChildView | None:
         return self._views.get(key, {}).get(key.name)
-
-    def note_reverted(self, key: Key) -> None:
-        """Remember that an edit of the job's object is reverted now."""
-        self._reverted_at[key] = asyncio.get_running_loop().time()
-
-    def since_reverted(self, key: Key) -> float:
-        """Seconds since an edit was last reverted; infinite if none ever was."""
-        at = self._reverted_at.get(key)
-        return float("inf") if at is None else asyncio.get_running_loop().time() - at
-
-    def forget_job(self, key: Key) -> None:
-        """Forget when an edit of a deleted job's object was reverted."""
-        self._reverted_at.pop(key, None)

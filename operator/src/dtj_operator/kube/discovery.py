@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from dtj_operator.kube import paths, wire
 from dtj_operator.kube.api import METADATA_LIST, Api, decode
-from dtj_operator.kube.errors import ApiError, Refused, Unavailable
+from dtj_operator.kube.errors import Answered, ApiError, Refused
 from dtj_operator.model import names
 
 _SILENCE_S = 30.0  # of a watch, before its first byte
@@ -15,9 +15,7 @@ async def first_served(api: Api, versions: Iterable[str], plural: str) -> str:
     for version in versions:
         try:
             found = decode(await api.get(f"/apis/{version}")).get("resources", ())
-        except Unavailable:
-            raise
-        except ApiError:  # not served
+        except Answered:  # not served
             continue
         if any(resource["name"] == plural for resource in found):
             return version
@@ -28,9 +26,7 @@ async def serves_jobs(api: Api) -> bool:
     """Whether both documents name our kind in which kopf looks for it; kopf looks only once."""
     try:
         groups = decode(await api.get("/apis"))["groups"]
-    except Unavailable:
-        raise
-    except ApiError:
+    except Answered:
         return False
     listed = any(group["name"] == names.GROUP for group in groups)
     return listed and bool(await first_served(api, (names.API_VERSION,), names.PLURAL))

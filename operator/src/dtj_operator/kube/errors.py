@@ -1,12 +1,12 @@
 """Errors of calls to the API server.
 
 ApiError
-  NotFound      404 that names the object; any other 404 is a plain ApiError: the API server does not serve
+  Answered      the API server has answered, and as things are, it would answer the same again
+    NotFound    404 that names the object; any other 404 is a plain Answered: the API server does not serve
                 this kind or version, which says nothing about the object
-  Conflict      409: the object exists, or changed since it was read
-  Refused       400, 403, 413, 422, or a webhook that fails: the same request will not be accepted later, as
-                things are; the message is the API server's
-  Expired       410: a list or watch must start again
+    Conflict    409: the object exists, or changed since it was read
+    Refused     400, 403, 413, 422, or a webhook that fails; the message is the API server's
+    Expired     410: a list or watch must start again
   Unavailable   429, 5xx, timeouts, broken connections: may be retried
   Withheld      not sent: this process may not write now
 """
@@ -25,19 +25,23 @@ class ApiError(Exception):
         self.status, self.reason, self.message, self.after_s = status, reason, message, after_s
 
 
-class NotFound(ApiError):  # noqa: N818 - named as in the API conventions
+class Answered(ApiError):  # noqa: N818 - named as in the API conventions
     pass
 
 
-class Conflict(ApiError):  # noqa: N818
+class NotFound(Answered):
     pass
 
 
-class Refused(ApiError):  # noqa: N818
+class Conflict(Answered):
     pass
 
 
-class Expired(ApiError):  # noqa: N818
+class Refused(Answered):
+    pass
+
+
+class Expired(Answered):
     pass
 
 
@@ -59,9 +63,9 @@ def kind_of(status: int, message: str = "", *, names_object: bool) -> type[ApiEr
     names_object   whether the answer names the object of the request
     """
     if status == 404:
-        return NotFound if names_object else ApiError
+        return NotFound if names_object else Answered
     if status in (400, 403, 413, 422) or any(words in message for words in _REFUSALS):
         return Refused
     if status == 429 or status >= 500:
         return Unavailable
-    return {409: Conflict, 410: Expired}.get(status, ApiError)
+    return {409: Conflict, 410: Expired}.get(status, Answered)

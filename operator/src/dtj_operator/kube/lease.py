@@ -37,7 +37,8 @@ class Lease:
 
     def __init__(self, api: Api, namespace: str, name: str, identity: str, wall: Callable[[], float]) -> None:
         self._api, self._wall = api, wall
-        self._folder, self._namespace, self._name = paths.leases(namespace), namespace, name
+        self._namespace, self._name, self._folder = namespace, name, paths.leases(namespace)
+        self._path = f"{self._folder}/{name}"
         self.identity, self.refused = identity, ""
         self._object: Json = {}  # as last read or written
         self._changed_at = 0.0  # by our own clock: other machines' clocks are not trusted
@@ -146,10 +147,6 @@ class Lease:
     @property
     def _spec(self) -> Json:
         return self._object.get("spec") or {}
-
-    @property
-    def _path(self) -> str:
-        return f"{self._folder}/{self._name}"
 
     def _claim(self, spec: Json) -> Json:
         ours = spec.get("holderIdentity") == self.identity

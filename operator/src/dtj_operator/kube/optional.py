@@ -35,14 +35,6 @@ class Feature:
         self.api_version, self.problem = "", not_served
         self.settled = asyncio.Event()
 
-    def lack_rights(self) -> None:
-        """The operator may not read the objects."""
-        self.problem = self._forbidden
-
-    def use(self, api_version: str) -> None:
-        """The objects of this version are in the cache."""
-        self.api_version, self.problem = api_version, ""
-
     async def until_served(self, api: Api, pause_s: float) -> str:
         """Ask every `pause_s` seconds; return the version that is served."""
         while True:
@@ -61,11 +53,11 @@ class Feature:
         for reflector in reflectors:
             await reflector.tried.wait()
         if not all(reflector.synced.is_set() for reflector in reflectors):
-            self.lack_rights()
+            self.problem = self._forbidden
             self.settled.set()  # jobs do not wait for a right that may never be given
         for reflector in reflectors:
             await reflector.synced.wait()
-        self.use(version)
+        self.api_version, self.problem = version, ""
         self.settled.set()
 
     async def until_gone(self, api: Api, version: str, reflectors: Sequence[Reflector[Any]]) -> None:

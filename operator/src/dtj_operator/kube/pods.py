@@ -93,7 +93,6 @@ def _view(pod: _Pod) -> PodView:
 
 
 PODS = source(_Pod, _view, what="pods", path=paths.pods)
-decode_pod = PODS.decode
 
 
 def seen(view: PodView, known: PodView | None, now: float) -> PodView:

@@ -17,7 +17,6 @@ from dtj_operator.kube.api import JSON_BODY, LIST_TIMEOUT_S, Api
 from dtj_operator.kube.cache import Cache
 from dtj_operator.kube.errors import ApiError, Expired, Refused
 from dtj_operator.kube.wire import Page
-from dtj_operator.model.names import Key
 from dtj_operator.model.views import ObjectView
 
 PAGE = "500"
@@ -43,20 +42,9 @@ class Reflector(Generic[V]):
     last_data_at  when the server last sent data, by the loop's clock
     """
 
-    def __init__(
-        self,
-        api: Api,
-        cache: Cache[V],
-        namespace: str | None,
-        random: Random,
-        *,
-        silence_s: float = SILENCE_S,
-        forbidden_s: float = LIST_FORBIDDEN_PAUSE_S,
-    ) -> None:
+    def __init__(self, api: Api, cache: Cache[V], namespace: str | None, random: Random) -> None:
         self._api, self._source, self._cache, self._random = api, cache.source, cache, random
         self._namespace, self._path = namespace, self._source.path(namespace)
-        self._silence_s = silence_s
-        self._forbidden_s = forbidden_s
         self._lists = asyncio.Lock()
         self._forbidden = False
         self.synced, self.tried = asyncio.Event(), asyncio.Event()
@@ -67,9 +55,6 @@ class Reflector(Generic[V]):
     @property
     def what(self) -> str:
         return self._source.what
-
-    def keys(self) -> list[Key]:
-        return self._cache.keys()
 
     async def run(self) -> None:
         pause = 0.5
@@ -87,7 +72,8 @@ class Reflector(Generic[V]):
     async def relist(self) -> str:
         """Refill the cache from a consistent list; return the version to watch from."""
         async with self._lists:
-            found, version = await self._list(self._source.selector, self._path)
+            source = self._source
+            found, version = await read_list(self._api, self._path, source.decode_list, source.selector)
             self._cache.replace(found, version, namespace=self._namespace)
         self._note_data()
         if not self.current:
@@ -97,14 +83,6 @@ class Reflector(Generic[V]):
         self.tried.set()
         metrics.RELISTS.labels(self.what).inc()
         return version
-
-    async def refresh(self, key: Key) -> None:
-        """Refresh one job's objects, including those without our label."""
-        found, version = await self._list("", self._source.path(key.namespace))
-        self._cache.replace([view for view in found if view.key == key], version, key)
-
-    async def _list(self, selector: str, path: str) -> tuple[list[V], str]:
-        return await read_list(self._api, path, self._source.decode_list, selector)
 
     async def _follow(self, version: str) -> None:
         """Watch from `version` until the API server no longer has its history."""
@@ -116,7 +94,7 @@ class Reflector(Generic[V]):
                 ("allowWatchBookmarks", "true"),
                 ("timeoutSeconds", str(WATCH_S)),
             ]
-            async with self._api.watch(self._path, query, self._silence_s) as lines:
+            async with self._api.watch(self._path, query, SILENCE_S) as lines:
                 async for line in lines:
                     self._note_data()
                     version = self._apply(line) or version
@@ -157,7 +135,7 @@ class Reflector(Generic[V]):
         if not self._forbidden:
             self._forbidden = True
             _log.warning("no permission to read these objects; continuing without them", extra=fields)
-        return self._forbidden_s
+        return LIST_FORBIDDEN_PAUSE_S
 
 
 async def read_list(

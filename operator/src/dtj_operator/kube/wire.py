@@ -115,24 +115,19 @@ class Source(Generic[U]):
 
 def source(kind: type[T], view: Callable[[T], U], **fields: Any) -> Source[U]:
     """Return how to read a kind whose objects are decoded and then reduced to views."""
-    one, many = msgspec.json.Decoder(kind).decode, msgspec.json.Decoder(Page[kind]).decode  # type: ignore[valid-type]
+    one = msgspec.json.Decoder(kind).decode
 
     def decode(raw: bytes | msgspec.Raw) -> U:
         return view(one(raw))
 
     def decode_page(raw: bytes) -> Page[U]:
-        try:
-            page = many(raw)
-            return Page(metadata=page.metadata, listed=[view(item) for item in page.items])
-        except UNREADABLE:
-            raw_page = decode_raw_page(raw)
-        found: list[U] = []
-        for item in raw_page.items:
+        page, found = decode_raw_page(raw), []
+        for item in page.items:
             try:
                 found.append(decode(item))
             except UNREADABLE as error:
                 log_unreadable(item, error)
-        return Page(metadata=raw_page.metadata, listed=found)
+        return Page(metadata=page.metadata, listed=found)
 
     return Source(decode=decode, decode_list=decode_page, **fields)
 

@@ -138,12 +138,9 @@ def _converge(s: Snapshot) -> Decision:
     if s.now < backoff_until(s):
         return Decision(actions=retired, requeue_at=soonest(backoff_until(s), again))
     foreign = [kind for kind, child in s.children.items() if child is Child.FOREIGN]
-    if foreign:
-        refusals = tuple(name_conflict(kind, s.job.name) for kind in foreign)
+    refusals = tuple(name_conflict(kind, s.job.name) for kind in foreign) or queue.obstacles(s)
+    if refusals:
         return Decision(actions=retired, refusals=refusals, requeue_at=s.now + FOREIGN_POLL_S)
-    unknown = queue.obstacles(s)
-    if unknown:
-        return Decision(actions=retired, refusals=unknown, requeue_at=s.now + FOREIGN_POLL_S)
     group, settings = gang.group_to_join(s), queue.pod_settings(s)
     if gang.waits_for_terminating(s, group):
         return Decision(actions=retired, requeue_at=soonest(again, gang.preempting_until(s)))

@@ -10,8 +10,9 @@ finished                   the Workload says so, once no pod runs
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from msgspec.structs import replace
+import msgspec
 
 from dtj_operator.model import names, times
 from dtj_operator.model.children import Refusal
@@ -19,21 +20,9 @@ from dtj_operator.model.json import Json
 from dtj_operator.model.memory import FINAL, SUCCEEDED, SUSPENDED
 from dtj_operator.model.spec import Job, Queue
 from dtj_operator.model.views import AdmissionView, ConditionView, PodSettings, WorkloadView
-from dtj_operator.plan.actions import (
-    Action,
-    AdoptWorkload,
-    Create,
-    Delete,
-    Suspend,
-    UpdateWorkload,
-)
-from dtj_operator.plan.children.workload import (
-    priority_class,
-    workload,
-    workload_metadata,
-    workload_name,
-)
-from dtj_operator.plan.snapshot import Snapshot
+from dtj_operator.plan.actions import Action, AdoptWorkload, Create, Delete, Suspend, UpdateWorkload
+from dtj_operator.plan.children.workload import priority_class, workload, workload_metadata, workload_name
+from dtj_operator.plan.snapshot import QueueFacts, Snapshot
 
 QUEUED, UNAVAILABLE, INADMISSIBLE = "Queued", "QueueUnavailable", "Inadmissible"
 PREBUILT_POLL_S = 10.0  # our watch does not show a Workload of others before the job owns it
@@ -55,13 +44,13 @@ def current(job: Job, workloads: tuple[WorkloadView, ...]) -> WorkloadView | Non
     return next((w for w in workloads if w.name == name and w.owner_uid in owners), None)
 
 
-def with_admitted_size(job: Job, workloads: tuple[WorkloadView, ...]) -> Job:
-    """The job as its queue admitted it: with as many replicas as got quota."""
-    known = current(job, workloads)
+def with_facts(s: Snapshot, facts: QueueFacts) -> Snapshot:
+    """With these facts, and with the job as its queue admitted it: with as many replicas as got quota."""
+    known, job = current(s.job, facts.workloads), s.job
     count = known.admission.count if known is not None and known.admission is not None else None
-    if job.elastic is None or count is None or not job.min_replicas <= count < job.replicas:
-        return job
-    return replace(job, replicas=count, asked_replicas=job.replicas)
+    if job.elastic is not None and count is not None and job.min_replicas <= count < job.replicas:
+        job = msgspec.structs.replace(job, replicas=count, asked_replicas=job.replicas)
+    return replace(s, job=job, queue=replace(facts, current=known))
 
 
 def held(s: Snapshot) -> Suspend | None:
@@ -74,7 +63,7 @@ def held(s: Snapshot) -> Suspend | None:
         return None
     if s.queue.problem:
         return Suspend(UNAVAILABLE, s.queue.problem) if s.memory.phase in ("", SUSPENDED) else None
-    known = _current(s)
+    known = s.queue.current
     if known is None or known.deleting:
         what = f"{queue.workload} exists" if queue.workload else f"is in queue {queue.name}"
         return Suspend(QUEUED, f"the job waits until its Workload {what}")
@@ -127,7 +116,7 @@ def actions_while_suspended(s: Snapshot) -> tuple[Action, ...]:
     queue = s.job.queue
     if s.queue.problem or s.owned:  # pods that still end use the quota
         return ()
-    known = _current(s)
+    known = s.queue.current
     wanted = None if s.job.suspend else known
     obsolete = tuple(map(Delete, _ours(s, other_than=wanted)))
     if queue is None or s.job.suspend:
@@ -146,7 +135,7 @@ def actions_while_running(s: Snapshot) -> tuple[Action, ...]:
     """Tell Kueue whether the pods are ready; delete the Workload of a job that left its queue."""
     if s.queue.problem:
         return ()
-    known = _current(s)
+    known = s.queue.current
     if known is None:
         return tuple(map(Delete, _ours(s, other_than=None))) if s.job.queue is None else ()
     done = s.memory.done | {index for index, pod in s.current.items() if pod.ready or s.succeeded(pod)}
@@ -174,7 +163,7 @@ def actions_when_finished(s: Snapshot) -> tuple[Action, ...]:
         return ()
     if s.job.queue is None:  # its user removed the label, or its spec cannot be read
         return tuple(map(Delete, _ours(s, other_than=None)))
-    known = _current(s)
+    known = s.queue.current
     if known is None or known.true("Finished"):
         return ()
     end = s.memory.condition("Complete") or s.memory.condition("Failed")
@@ -189,20 +178,20 @@ def obstacles(s: Snapshot) -> tuple[Refusal, ...]:
 
 def requeue_at(s: Snapshot) -> float | None:
     """When to look again for a Workload that another controller makes."""
-    waits = s.job.queue is not None and s.job.queue.workload and _current(s) is None
+    waits = s.job.queue is not None and s.job.queue.workload and s.queue.current is None
     return s.now + PREBUILT_POLL_S if waits and not s.queue.problem else None
 
 
 def needed_class(s: Snapshot) -> Json | None:
     """Reference to the priority class that must be read before the Workload is created."""
     queue = s.job.queue
-    creates = queue is not None and _current(s) is None and s.memory.phase == SUSPENDED and not s.owned
+    creates = queue is not None and s.queue.current is None and s.memory.phase == SUSPENDED and not s.owned
     return priority_class(s.job, queue) if queue is not None and creates and not s.job.suspend else None
 
 
 def needed_flavors(s: Snapshot) -> tuple[str, ...]:
     """Names of the ResourceFlavors that must be read before pods are created."""
-    known = _current(s)
+    known = s.queue.current
     if known is None or known.admission is None:
         return ()
     has_pods = not s.job.remote and s.memory.phase not in (SUSPENDED, *FINAL)
@@ -211,7 +200,7 @@ def needed_flavors(s: Snapshot) -> tuple[str, ...]:
 
 def pod_settings(s: Snapshot) -> PodSettings | None:
     """What the admission adds to new pods."""
-    known = _current(s)
+    known = s.queue.current
     if known is None or known.admission is None or s.job.queue is None:
         return None
     found = _own_settings(s.job, s.job.queue, known.name, known.admission)
@@ -227,7 +216,7 @@ def pod_settings(s: Snapshot) -> PodSettings | None:
 
 def chooses_nodes(s: Snapshot) -> bool:
     """Whether Kueue chooses the node of each pod, so that pods wait for it."""
-    known = _current(s)
+    known = s.queue.current
     return known is not None and known.admission is not None and known.admission.chooses_nodes
 
 
@@ -242,10 +231,6 @@ def _own_settings(job: Job, queue: Queue, workload: str, admission: AdmissionVie
     if admission.chooses_nodes and not {names.REQUIRED_TOPOLOGY, names.PREFERRED_TOPOLOGY} & set(asked):
         annotations[names.ANY_TOPOLOGY] = "true"
     return PodSettings(labels=labels, annotations=annotations)
-
-
-def _current(s: Snapshot) -> WorkloadView | None:
-    return current(s.job, s.queue.workloads)
 
 
 def _ours(s: Snapshot, *, other_than: WorkloadView | None) -> Iterator[WorkloadView]:

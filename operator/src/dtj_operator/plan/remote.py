@@ -20,7 +20,7 @@ def has_copy(s: Snapshot) -> bool:
         return False
     if s.queue.problem:
         return s.memory.phase not in ("", SUSPENDED)
-    known = queue.current(s.job, s.queue.workloads)
+    known = s.queue.current
     return known is not None and known.admission is not None
 
 
@@ -29,7 +29,7 @@ def plan_for_copy(s: Snapshot) -> Decision:
 
     The status does not tell when the copy's pods are gone.
     """
-    known = queue.current(s.job, s.queue.workloads)
+    known = s.queue.current
     if known is None or s.queue.problem or known.true("Finished"):
         return Decision()
     evicted = known.condition("Evicted") if known.true("Evicted") else None

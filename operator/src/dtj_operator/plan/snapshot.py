@@ -25,6 +25,7 @@ class QueueFacts:
     """What the cluster says about the queue of a job.
 
     problem   why the operator cannot use Kueue; empty: it can
+    current   the Workload for the present spec
     flavors   ResourceFlavors that the admitted Workload names
     priority  of the class that the job names
     absent    an object that the job or its Workload names and that cannot be read, in a sentence
@@ -32,6 +33,7 @@ class QueueFacts:
 
     problem: str = ""
     workloads: tuple[WorkloadView, ...] = ()
+    current: WorkloadView | None = None
     flavors: Mapping[str, PodSettings] = field(default_factory=dict)
     priority: int | None = None
     absent: str = ""

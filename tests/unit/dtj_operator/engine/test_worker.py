@@ -76,23 +76,23 @@ async def test_busy_api_server_is_logged_without_a_traceback_and_waited_for(
 
 async def test_postponed_reconcile_is_not_logged_as_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    reconcile, times = looks([TryLater("old pods"), TryLater("old pods", after_s=9)])
+    reconcile, times = looks([TryLater("old pods"), TryLater("old pods")])
     async with working(reconcile) as queue:
         queue.add("a")
         await asyncio.sleep(100)
 
     assert len(times) == 3
-    assert times[2] - times[1] == pytest.approx(9)
+    assert times[2] - times[1] > times[1], "the back-off grows"
     assert not caplog.records
 
 
 async def test_back_off_does_not_delay_a_deadline() -> None:
-    reconcile, times = looks([TryLater("no capacity", after_s=60, within_s=7)])
+    reconcile, times = looks([TryLater("no capacity", within_s=0.1)])
     async with working(reconcile) as queue:
         queue.add("a")
         await asyncio.sleep(30)
 
-    assert times == pytest.approx([0, 7])
+    assert times[1] == pytest.approx(0.1)
 
 
 async def test_reconcile_that_hangs_releases_its_key() -> None:

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
-from dtj_operator.kube.errors import ApiError, Conflict, Expired, NotFound, Refused, Unavailable
+from dtj_operator.kube.errors import Answered, ApiError, Conflict, Expired, NotFound, Refused, Unavailable
 from tests.unit.dtj_operator.kube.server import (
     Handler,
     Server,
@@ -43,10 +43,10 @@ async def talking(*script: Handler) -> AsyncIterator[tuple[Api, Server]]:
         param(403, Refused, id="forbidden, by a role or a quota"),
         param(413, Refused, id="too large"),
         param(422, Refused, id="invalid"),
-        param(404, ApiError, id="a 404 that names no object"),
+        param(404, Answered, id="a 404 that names no object"),
         param(409, Conflict, id="exists, or changed"),
         param(410, Expired, id="gone"),
-        param(401, ApiError, id="not logged in"),
+        param(401, Answered, id="not logged in"),
     ],
 )
 async def test_permanent_error_is_raised_at_once_with_the_servers_message(
@@ -73,11 +73,11 @@ NODE, JOBS = "/api/v1/nodes/n1", "/apis/dtj.dev/v1alpha1/namespaces/a/distribute
     [
         param(NODE, lacks("nodes", "n1"), NotFound, id="the object"),
         param(f"{NODE}/status", lacks("nodes", "n1"), NotFound, id="the object of a subresource"),
-        param(NODE, lacks("nodes", "n2"), ApiError, id="another object of this kind"),
-        param(f"{JOBS}/n1", lacks("nodes", "n1"), ApiError, id="an object of another kind"),
-        param(JOBS, lacks("namespaces", "a"), ApiError, id="the namespace of a new object"),
-        param(f"{JOBS}/j", refuses(404, "NotFound"), ApiError, id="nothing: the version is not served"),
-        param(f"{JOBS}/j", says({"details": ["j"]}, 404), ApiError, id="nothing that we understand"),
+        param(NODE, lacks("nodes", "n2"), Answered, id="another object of this kind"),
+        param(f"{JOBS}/n1", lacks("nodes", "n1"), Answered, id="an object of another kind"),
+        param(JOBS, lacks("namespaces", "a"), Answered, id="the namespace of a new object"),
+        param(f"{JOBS}/j", refuses(404, "NotFound"), Answered, id="nothing: the version is not served"),
+        param(f"{JOBS}/j", says({"details": ["j"]}, 404), Answered, id="nothing that we understand"),
     ],
 )
 async def test_only_a_404_that_names_the_object_means_that_it_does_not_exist(

@@ -150,15 +150,18 @@ def test_jobs_are_found_by_the_node_of_their_pods() -> None:
     assert pods.jobs_on("a") == []
 
 
-async def test_without_the_right_to_read_nodes_they_are_unknown(caplog: pytest.LogCaptureFixture) -> None:
+async def test_without_the_right_to_read_nodes_they_are_unknown(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A right that is granted later is noticed."""
+    monkeypatch.setattr("dtj_operator.kube.reflector.LIST_FORBIDDEN_PAUSE_S", 0.01)
     page = says({"metadata": {"resourceVersion": "5"}, "items": [node(ready="False")]})
     denied = refuses(403, "Forbidden", "nodes is forbidden")
     async with serving(denied, denied, page, streams(then=stall)) as server:
         reported = asyncio.Event()
         cache = NodeCache(lambda _: reported.set(), clock=time.monotonic)
         api = Api(server.config, Bucket(1e9), Random(1))
-        reflector = Reflector(api, cache, "ns", Random(1), forbidden_s=0.01)
+        reflector = Reflector(api, cache, "ns", Random(1))
         task = asyncio.create_task(reflector.run())
         async with asyncio.timeout(60):
             await reported.wait()

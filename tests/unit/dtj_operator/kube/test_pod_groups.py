@@ -43,10 +43,10 @@ def test_condition_says_whether_the_scheduler_has_placed_the_group(version: str,
 def test_reason_why_there_are_no_gangs_is_known_until_it_is_over() -> None:
     now = 0.0
     gangs = Gangs(lambda: now)
-    gangs.lack_rights()
-    assert (gangs.api_version, gangs.off("ns")) == ("", FORBIDDEN)
-    gangs.use("v1beta1")
-    assert (gangs.api_version, gangs.off("ns")) == ("v1beta1", "")
+    gangs.problem = FORBIDDEN
+    assert gangs.off("ns") == FORBIDDEN
+    gangs.problem = ""
+    assert gangs.off("ns") == ""
     gangs.note_dropped("ns")
     assert gangs.off("ns") == DROPPED
     assert not gangs.off("other"), "its pods may come through another webhook"

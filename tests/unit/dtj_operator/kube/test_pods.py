@@ -63,12 +63,12 @@ FULL: dict[str, Any] = {
 
 
 def decode(pod: dict[str, Any]) -> PodView:
-    return pods.decode_pod(json.dumps(pod).encode())
+    return pods.PODS.decode(json.dumps(pod).encode())
 
 
 def test_job_of_a_pod_is_its_owner_whatever_its_label_says() -> None:
     meta = {**FULL["metadata"], "labels": {"dtj.dev/job-name": "another"}}
-    view = pods.decode_pod(json.dumps({**FULL, "metadata": meta}).encode())
+    view = pods.PODS.decode(json.dumps({**FULL, "metadata": meta}).encode())
 
     assert (view.key, view.mislabelled) == (Key("ns", "j"), True)
 
@@ -157,7 +157,7 @@ def test_view_of_a_new_pod_has_defaults() -> None:
 
 def test_object_that_is_not_a_pod_is_rejected() -> None:
     with pytest.raises(msgspec.DecodeError):
-        pods.decode_pod(b"[]")
+        pods.PODS.decode(b"[]")
 
 
 def test_a_view_is_small() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dtj_operator.kube import reflector
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.cache import PodCache
@@ -61,12 +62,12 @@ IDLE = streams(then=stall)
 class Followed:
     """A running reflector, with methods to wait for the contents of its cache."""
 
-    def __init__(self, server: Server, silence_s: float) -> None:
+    def __init__(self, server: Server) -> None:
         self._changed = asyncio.Event()
         self.server = server
         self.api = Api(server.config, Bucket(1e9), Random(1))
         self.cache = PodCache(lambda *_: self._changed.set(), clock=time.monotonic)
-        self.reflector = Reflector(self.api, self.cache, None, Random(1), silence_s=silence_s)
+        self.reflector = Reflector(self.api, self.cache, None, Random(1))
 
     def shown(self) -> dict[str, str]:
         return {view.name: view.phase for view in self.cache.of(KEY)}
@@ -87,9 +88,9 @@ class Followed:
 
 
 @asynccontextmanager
-async def following(*script: Handler, silence_s: float = 5) -> AsyncIterator[Followed]:
+async def following(*script: Handler) -> AsyncIterator[Followed]:
     async with serving(*script) as server:
-        followed = Followed(server, silence_s)
+        followed = Followed(server)
         task = asyncio.create_task(followed.reflector.run())
         try:
             yield followed
@@ -178,9 +179,10 @@ async def test_failed_watch_leads_to_a_new_list_that_shows_deletions(fault: Hand
         await followed.until_watched_from("10", "20")
 
 
-async def test_silence_leads_to_a_new_list() -> None:
+async def test_silence_leads_to_a_new_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reflector, "SILENCE_S", 0.2)
     before, after = page(pod(0, 1), version=10), page(version=20)
-    async with following(before, IDLE, after, IDLE, silence_s=0.2) as followed:
+    async with following(before, IDLE, after, IDLE) as followed:
         await followed.until({"j-0": "Running"})
         await followed.until({})
 
@@ -202,22 +204,6 @@ async def test_list_restarts_if_the_continue_token_has_expired() -> None:
     torn = (page(pod(0, 1), version=9, more="t"), refuses(410, "Expired"))
     async with following(*torn, page(pod(1, 2), version=10), IDLE) as followed:
         await followed.until({"j-1": "Running"})
-
-
-async def test_one_job_can_be_refreshed_whatever_labels_its_pods_have() -> None:
-    unlabelled = pod(1, 6)
-    del unlabelled["metadata"]["labels"]["dtj.dev/job-name"]
-    owner = {"apiVersion": "dtj.dev/v1alpha1", "kind": "DistributedTrainingJob", "name": "j", "uid": "j-uid"}
-    unlabelled["metadata"]["ownerReferences"] = [owner | {"controller": True}]
-    stranger = pod(2, 7)
-    del stranger["metadata"]["labels"]
-    async with serving(page(pod(0, 5), unlabelled, stranger, version=9)) as server:
-        followed = Followed(server, 5)
-        await followed.reflector.refresh(KEY)
-        await followed.api.close()
-
-    assert followed.shown() == {"j-0": "Running", "j-1": "Running"}
-    assert server.asked[0][1:3] == ("/api/v1/namespaces/ns/pods", {"limit": "500"})
 
 
 async def test_garbage_in_a_label_stops_nothing() -> None:

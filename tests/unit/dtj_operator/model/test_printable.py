@@ -37,7 +37,7 @@ def test_control_characters_are_escaped(text: str, shown: str) -> None:
 
 def container(**state: object) -> ContainerView:
     status = {"containerStatuses": [{"name": "trainer", "state": state}]}
-    return pods.decode_pod(json.dumps({"metadata": {"name": "x"}, "status": status}).encode()).containers[0]
+    return pods.PODS.decode(json.dumps({"metadata": {"name": "x"}, "status": status}).encode()).containers[0]
 
 
 def test_messages_of_containers_are_escaped_when_a_pod_is_decoded() -> None:

@@ -33,12 +33,15 @@ def of_replica(job: Job, index: int) -> list[Json]:
 
 
 def shared(job: Job, container: Json, context: PodContext) -> list[Json]:
-    """The variables that all replicas have; with those of the user, which may refer to any before them."""
+    """The variables that all replicas have; with those of the user, which may refer to any before them.
+
+    A variable whose value is None is left out.
+    """
     users: list[Json] = list(container.get("env") or ())
     taken = {variable.get("name") for variable in users}
     ours = [*_rendezvous(job, context), *_torchrun(job, context), *_identity(job, context), *_folders(job)]
-    defaults = [(name, value) for name, value in _defaults(job, container) if name not in taken]
-    return [{"name": name, "value": str(value)} for name, value in (*ours, *defaults)] + users
+    ours += [(name, value) for name, value in _defaults(job, container) if name not in taken]
+    return [{"name": name, "value": str(value)} for name, value in ours if value is not None] + users
 
 
 def master_address(job: Job) -> str:
@@ -82,14 +85,10 @@ def _identity(job: Job, context: PodContext) -> Iterator[tuple[str, object]]:
     yield "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS", job.recovery.max_restarts_without_progress
     yield "DTJ_RESTARTS_WITHOUT_PROGRESS", context.restarts.without_progress
     yield "DTJ_BACKOFF_SECONDS", job.recovery.backoff_s
-    if context.restarts.highest_step is not None:
-        yield "DTJ_HIGHEST_STEP", context.restarts.highest_step
+    yield "DTJ_HIGHEST_STEP", context.restarts.highest_step
     yield "DTJ_GRACE_SECONDS", job.grace_s
     yield "DTJ_HANG_ACTION", job.hang.action
-    if job.hang.timeout_s is not None:
-        yield "DTJ_HANG_SECONDS", job.hang.timeout_s
-    if job.hang.working_s is not None:
-        yield "DTJ_HANG_WORKING_SECONDS", job.hang.working_s
+    yield from (("DTJ_HANG_SECONDS", job.hang.timeout_s), ("DTJ_HANG_WORKING_SECONDS", job.hang.working_s))
 
 
 def _folders(job: Job) -> Iterator[tuple[str, object]]:
@@ -104,7 +103,6 @@ def _folders(job: Job) -> Iterator[tuple[str, object]]:
 
 def _defaults(job: Job, container: Json) -> Iterator[tuple[str, object]]:
     yield "PYTHONUNBUFFERED", 1
-    limit = ((container.get("resources") or {}).get("limits") or {}).get("cpu")
-    cores = quantity.parse(limit) if limit is not None else None
+    cores = quantity.parse(((container.get("resources") or {}).get("limits") or {}).get("cpu"))
     if cores is not None:  # else every rank starts a thread per core of the node, and the ranks compete
         yield "OMP_NUM_THREADS", max(1, math.floor(cores / job.processes))

@@ -69,15 +69,15 @@ def pods(
         _append(spec, "schedulingGates", {"name": names.TOPOLOGY_GATE})
     if pod_group is not None:
         spec["schedulingGroup"] = {"podGroupName": pod_group}
-    return [_of_replica(job, meta, spec, index) for index in indices]
+    return [_of_replica(job, meta, spec, trainer, index) for index in indices]
 
 
-def _of_replica(job: Job, meta: Json, spec: Json, index: int) -> Json:
+def _of_replica(job: Job, meta: Json, spec: Json, trainer: Json, index: int) -> Json:
+    """The pod; a container with the name of the trainer's is left to the API server, which refuses it."""
     name = names.pod_name(job.name, index)
     labels = {**meta["labels"], names.REPLICA_INDEX: str(index)}
     containers = [
-        {**c, "env": of_replica(job, index) + c["env"]} if c["name"] == job.trainer else c
-        for c in spec["containers"]
+        {**c, "env": of_replica(job, index) + c["env"]} if c is trainer else c for c in spec["containers"]
     ]
     if index == 0 and spec.get("hostNetwork"):
         _declare_port(job, containers)
@@ -110,8 +110,7 @@ def _mount_shm(job: Job, spec: Json, trainer: Json) -> None:
     """
     if any(str(m.get("mountPath", "")).rstrip("/") == "/dev/shm" for m in trainer.get("volumeMounts") or ()):
         return
-    limit = ((trainer.get("resources") or {}).get("limits") or {}).get("memory")
-    memory = quantity.parse(limit) if limit is not None else None
+    memory = quantity.parse(((trainer.get("resources") or {}).get("limits") or {}).get("memory"))
     size = int(memory) // 2 if memory else SHM_PER_PROCESS * job.processes
     volume = {"emptyDir": {"medium": "Memory", "sizeLimit": str(size)}}
     _mount(spec, trainer, names.SHM_VOLUME, "/dev/shm", volume)

@@ -13,7 +13,7 @@ def decision_line(s: Snapshot, verdict: Verdict | None, new: Json) -> Json | Non
     attempt   the one that the decision leads to
     replica   the replica at fault, if there is one
     """
-    avoids = sorted(_avoided(new) - _avoided(s.memory.raw))
+    avoids = sorted(avoided_nodes(new) - avoided_nodes(s.memory.raw))
     if verdict is None and not avoids and new.get("phase", "") == s.memory.phase:
         return None
     fault, replaces = getattr(verdict, "fault", None), getattr(verdict, "replaces", None)
@@ -42,5 +42,6 @@ def _name(verdict: Verdict | None, *, avoids: bool) -> str:
     return "Replace" if replaces else type(verdict).__name__
 
 
-def _avoided(status: Json) -> set[str]:
-    return {entry["node"] for entry in status.get("avoidedNodes") or () if "until" in entry}
+def avoided_nodes(status: Json) -> set[str]:
+    """Names of the nodes that new pods avoid."""
+    return {entry.get("node", "") for entry in status.get("avoidedNodes") or () if "until" in entry}

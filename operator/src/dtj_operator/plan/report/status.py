@@ -39,12 +39,7 @@ from dtj_operator.plan.cautions import cautions
 from dtj_operator.plan.policies.restart import counters_after
 from dtj_operator.plan.policies.size import excluded, participating
 from dtj_operator.plan.remote import has_copy
-from dtj_operator.plan.report.attempt import (
-    attempt_of,
-    done_before,
-    private_of,
-    remaining,
-)
+from dtj_operator.plan.report.attempt import attempt_of, done_before, private_of, remaining
 from dtj_operator.plan.report.conditions import (
     CONDITION_MESSAGE_LIMIT,
     conditions,

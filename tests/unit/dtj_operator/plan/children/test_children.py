@@ -196,6 +196,11 @@ def test_template_passes_through_unchanged() -> None:
     assert "env" not in template["spec"]["containers"][0]  # type: ignore[index]
 
 
+def test_container_with_the_name_of_the_trainer_is_left_to_the_api_server() -> None:
+    first, second = built(job().pod_spec(containers=[{"name": "a"}, {"name": "a"}]))["spec"]["containers"]
+    assert ("env" in first, "env" in second) == (True, False)
+
+
 def test_wishes_for_the_scheduler_pass_through_beside_what_a_gang_and_a_domain_add() -> None:
     spread = {"maxSkew": 1, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule"}
     given = {
