@@ -95,7 +95,7 @@ def load(path: str) -> LocalJob:
 
 
 def _objects(data: bytes, yaml: Any) -> list[Any]:
-    """The objects of YAML or JSON, in UTF-8 or UTF-16; instead of a List, as kubectl prints it, its objects."""
+    """The objects of YAML or JSON, in UTF-8 or UTF-16; instead of a List of kubectl, its objects."""
     try:
         documents = [json.loads(data)]  # with tabs and escapes that YAML 1.1 does not have
     except ValueError:
