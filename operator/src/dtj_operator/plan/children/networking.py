@@ -80,8 +80,13 @@ def writer_of(found: Json, wanted: Json) -> str:
     """
     if others := _operators(found) - _operators(wanted):
         return f"the operator in namespace {min(others)[0]}"
-    managers = [each for each in found["metadata"].get("managedFields") or () if each.get("time")]
-    return str(max(managers, key=lambda each: each["time"])["manager"]) if managers else ""
+    entries = found["metadata"].get("managedFields") or ()
+    times = [(each["time"], each.get("manager", "")) for each in entries if _is_of_spec(each)]
+    return str(max(times)[1]) if times else ""
+
+
+def _is_of_spec(entry: Json) -> bool:
+    return bool(entry.get("time")) and not entry.get("subresource")
 
 
 def _operators(policy: Json) -> set[tuple[str, tuple[tuple[str, str], ...]]]:

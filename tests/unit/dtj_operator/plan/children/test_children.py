@@ -473,7 +473,8 @@ def test_writer_of_an_edited_child(peer: tuple[str, dict[str, str]], writer: str
     ours = network_policy(job().job(), [operator_peer("ops", {"app.kubernetes.io/name": "dtj-operator"})])
     found = network_policy(job().job(), [operator_peer(*peer)])
     times = (("edit", "2026-01-01T00:00:02Z"), ("dtj-operator", "2026-01-01T00:00:01Z"))
-    found["metadata"]["managedFields"] = [{"manager": name, "time": time} for name, time in times]
+    status = {"manager": "status", "time": "2026-01-01T00:00:03Z", "subresource": "status"}
+    found["metadata"]["managedFields"] = [*({"manager": name, "time": time} for name, time in times), status]
     assert writer_of(found, ours) == writer
 
 
