@@ -42,7 +42,7 @@ def convert(text: str) -> list[Converted]:
         script = slurm.parse(text)
         return [_with_values_to_write(_finished(script.name, script.spec, script.notes, {}))]
     try:
-        found: list[Json] = [each for each in objects(text) if isinstance(each, dict)]
+        found: list[Json] = [each for each in objects(text) if isinstance(each, dict) and each.get("kind")]
     except yaml.YAMLError as error:
         raise ClientError(f"this is neither YAML nor an sbatch script: {not_yaml(error)}", _FIX) from error
     kinds = set(map(_kind, found))
