@@ -5,13 +5,13 @@ Exit codes: 0 done, 1 an error or a failed job, 2 wrong usage, 3 the time of `wa
 """
 
 import contextlib
+import errno
 import shutil
 import sys
 import time
 from collections.abc import Generator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TextIO
 
 import click
 
@@ -34,6 +34,7 @@ from dtj_client.convert import convert as converted
 from dtj_client.convert import text_of
 from dtj_client.doctor import Finding, Result, examine
 from dtj_client.errors import ClientError, GoneError, Patience
+from dtj_client.from_yaml import contents, decoded
 from dtj_client.job import FINAL, Job
 from dtj_client.kubectl import KIND, Kubectl, parse_indices
 from dtj_client.progress import bar
@@ -44,6 +45,7 @@ from dtj_client.trial import trial
 
 EXIT_TIMED_OUT = 3
 EXIT_INTERRUPTED = 130
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # where the output goes to
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -59,6 +61,11 @@ def main(argv: list[str] | None = None) -> None:
     except click.ClickException as error:
         error.show()
         code = error.exit_code
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        click.echo(f"error: cannot write: {error.strerror}", err=True)
+        code = 1
     except (click.Abort, KeyboardInterrupt):
         code = EXIT_INTERRUPTED
     sys.exit(code or 0)
@@ -143,13 +150,14 @@ def _print(findings: Generator[Finding, None, None]) -> bool:
 
 
 @dtj.command(short_help="Translate a PyTorchJob, TrainJob, Job or sbatch script.")
-@click.argument("file", type=click.File(encoding="utf-8", errors="replace"))  # comments in Latin-1
-def convert(file: TextIO) -> None:
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
+def convert(file: str) -> None:
     """Print a PyTorchJob, TrainJob, Job or sbatch script as a DistributedTrainingJob.
 
     Comments above each job list what could not be carried over.
     """
-    for line in text_of(converted(file.read())):
+    text = decoded(contents(file), errors="replace")  # comments in Latin-1
+    for line in text_of(converted(text)):
         click.echo(line)
 
 
@@ -188,7 +196,7 @@ def get(kubectl: Kubectl, options: tuple[str, ...]) -> None:
 )
 @click.option("--replica", metavar="LIST", help="Only these replicas, such as 0-3,7. [default: all]")
 @click.option("--rank", metavar="LIST", help="Only lines of these ranks, such as 0-3,7. [default: all lines]")
-@click.option("--since", default="", metavar="TIME", help="Only lines of the last 10m, for example.")
+@click.option("--since", type=Duration(), help="Only lines of the last 10m, for example.")
 @click.option("-p", "--previous", is_flag=True, help="Print how the last five failures ended.")
 @for_kubectl
 @click.pass_obj
@@ -198,21 +206,22 @@ def logs(
     follow: bool,
     replica: str | None,
     rank: str | None,
-    since: str,
+    since: float | None,
     previous: bool,
 ) -> int:
     """Print the logs of all replicas in the order of time, each line with its replica."""
-    if previous and (follow or replica or rank or since):
+    if previous and (follow or replica or rank or since is not None):
         raise click.UsageError("--previous goes with no other option")
+    newer = "" if since is None else f"{since:f}s"
     replicas, ranks = (parse_indices(each) if each else None for each in (replica, rank))
     name = newest(kubectl, name)
     if previous:
         click.echo("\n".join(failures(Job(name, kubectl).manifest)))
         return 0
     if follow:
-        return follow_to_the_end(kubectl, name, replicas, ranks, since)
+        return follow_to_the_end(kubectl, name, replicas, ranks, newer)
     with bar("reading logs") as progress:
-        lines = list(Job(name, kubectl, progress).logs(replicas=replicas, ranks=ranks, since=since))
+        lines = list(Job(name, kubectl, progress).logs(replicas=replicas, ranks=ranks, since=newer))
     for line in lines:
         echo(shown(line))
     if ranks and not lines:

@@ -15,7 +15,7 @@ import yaml
 from dtj_client import accelerate, launchers, manifest, slurm, torchrun
 from dtj_client.as_yaml import as_yaml
 from dtj_client.errors import ClientError, not_yaml
-from dtj_client.from_yaml import documents
+from dtj_client.from_yaml import objects
 from dtj_client.manifest import BY_THE_OPERATOR
 from dtj_client.template import fields, merge
 
@@ -42,12 +42,9 @@ def convert(text: str) -> list[Converted]:
         script = slurm.parse(text)
         return [_with_values_to_write(_finished(script.name, script.spec, script.notes, {}))]
     try:
-        objects = [each for each in documents(text) if isinstance(each, dict)]
+        found: list[Json] = [each for each in objects(text) if isinstance(each, dict) and each.get("kind")]
     except yaml.YAMLError as error:
         raise ClientError(f"this is neither YAML nor an sbatch script: {not_yaml(error)}", _FIX) from error
-    found: list[Json] = []
-    for each in objects:  # kubectl get prints several objects as one list
-        found += each["items"] if each.get("kind") == "List" else [each]
     kinds = set(map(_kind, found))
     if kinds == {"DistributedTrainingJob"}:
         raise ClientError("this is a DistributedTrainingJob already", "kubectl dtj submit -f submits it")

@@ -32,9 +32,11 @@ TRAINER = "trainer"
 _OF_THIS_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE)  # for one more process, such as in a notebook's pod
 _BLOCK = 1 << 18  # bytes that are sent between two signs of progress
+_COPIED = 200 << 10  # bytes of an object that kubectl apply can copy into an annotation of at most 256 KiB
 
 _NOT_FOUND = re.compile(re.escape(KIND) + r' "(?P<name>[^"]*)" not found')
 _LOG_LINE = re.compile(r"[EIW]\d{4} ")  # of the libraries in kubectl
+_PREFIX = re.compile(r"\A[Ee]rror: ")  # that of the kubectl of the Google Cloud CLI is upper case
 # The API server lists errors in lines; one says that rules were not checked because of the others.
 _NOT_CHECKED = re.compile(r"\n\* <nil>: Invalid value: null: some validation rules were not checked[^\n]*")
 _ONLY_ONE = re.compile(r"(?<= is invalid): \n\* (?=[^\n]*$)")
@@ -44,10 +46,15 @@ _EXPLAINED = [
     (re.compile(pattern), message, fix, kind[0] if kind else ClientError)
     for pattern, message, fix, *kind in (
         (
-            r"the server doesn't have a resource type|no matches for kind"
-            r"|could not find the requested resource",
+            r"the server doesn't have a resource type|could not find the requested resource"
+            rf'|no matches for kind "DistributedTrainingJob" in version "{GROUP}/{VERSION}"',
             "this cluster does not know DistributedTrainingJobs",
             "install the operator, or choose another cluster with --context",
+        ),
+        (
+            r'no matches for kind "(?P<kind>[^"]*)" in version "(?P<version>[^"]*)"',
+            "this cluster has no {kind} of {version}",
+            f"correct apiVersion and kind (a job is of {GROUP}/{VERSION}), or install what brings them",
         ),
         (
             r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource "(?P<kind>[^"]*)"',
@@ -305,7 +312,9 @@ class Kubectl:
 
     def apply(self, manifest: Json) -> str:
         """Create an object or change it; return what kubectl says about it."""
-        return self.run("apply", "-f", "-", given=json.dumps(manifest)).strip()
+        text = json.dumps(manifest)
+        how = ["--server-side"] if len(text) > _COPIED else []
+        return self.run("apply", *how, "-f", "-", given=text).strip()
 
     def delete(self, kind: str, name: str) -> None:
         """Delete an object, without waiting until it is gone."""
@@ -334,7 +343,7 @@ class Kubectl:
             if found := pattern.search(said):
                 words = {"said": said, **found.groupdict("")}
                 return kind(message.format_map(words), fix.format_map(words))
-        return ClientError(said.removeprefix("error: ") or "kubectl failed without a message")
+        return ClientError(_PREFIX.sub("", said) or "kubectl failed without a message")
 
     def _near(self, name: str) -> str:
         try:

@@ -32,6 +32,7 @@ CODE_FOLDER = "/code"  # where the archive is mounted
 WORK_FOLDER = "/app"  # where the program runs
 ARCHIVE = "code.tar.gz"
 _OF_EACH = ("cpu", "memory", "ephemeral-storage")  # resources that init containers get too
+LONGEST_HOST = 63  # characters
 _AMOUNT = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?")
 _GPUS = re.compile(r"(?:(?P<resource>[-.a-z0-9]+/[-._a-zA-Z0-9]+)=)?(?P<count>[0-9]+)")
 _KINDS = {"secret": "secret", "configmap": "configMap"}  # beginning of the fields for it
@@ -169,6 +170,7 @@ def job(request: Request, *, with_code: bool, template: Json | None = None) -> J
     """
     made: Json = merge(template or {}, asked(request, with_code=with_code, template=template))
     made["spec"].setdefault("replicas", 1)
+    _check_length(request.name, made["spec"])
     trainer = next(c for c in made["spec"]["template"]["spec"]["containers"] if c["name"] == "trainer")
     trainer.pop("args", None)  # of the template: they belong to another command
     if request.gpus is not None:  # those of the template are others, or requests that the limits replace
@@ -196,6 +198,16 @@ def job(request: Request, *, with_code: bool, template: Json | None = None) -> J
             each["env"] = [other for other in trainer["env"] if other["name"] != "PYTHONPATH"]
             each.update({"envFrom": trainer["envFrom"]} if trainer.get("envFrom") else {})
     return made
+
+
+def _check_length(name: str, spec: Json) -> None:
+    """Raise ClientError if the name of the last pod would be too long for a host name."""
+    most = int((spec.get("elastic") or {}).get("maxReplicas") or spec["replicas"])
+    if (over := len(f"{name}-{most - 1}") - LONGEST_HOST) > 0:
+        raise ClientError(
+            f"the name {name} is too long by {over}: its last pod would be {name}-{most - 1}",
+            f"a host name has at most {LONGEST_HOST} characters: shorten the name",
+        )
 
 
 def _gpus(request: Request, template: Json | None) -> dict[str, int]:

@@ -216,12 +216,12 @@ def advice(name: str, status: Json) -> str:
             return f"correct the cause above and submit the job again{logs}"
         case "Suspended":
             return _advice_if_suspended(name, status)
-        case "Recovering" | "Terminating" as phase:
-            return f"nothing: {_PASSES[phase]}"
-        case "Pending" | "Starting" if (
+        case "Pending" | "Starting" | "Recovering" if (
             blocked.get("status") == "False" and blocked.get("reason") != "Starting"
         ):
             return f"remove the obstacle: {blocked.get('reason')}; kubectl dtj events {name} has the details"
+        case "Recovering" | "Terminating" as phase:
+            return f"nothing: {_PASSES[phase]}"
         case "Running" if condition(status, "Healthy").get("status") == "False":
             return plain(str(condition(status, "Healthy").get("message")))
         case None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dtj_client.errors import ClientError
+from dtj_client.from_yaml import decoded
 
 Json = dict[str, Any]
 INSTALLER = "packages"  # name of the init container and of the volume
@@ -34,7 +35,7 @@ def read(path: str, folder: Path) -> Requirements:
     """Read a file within the folder: what it refers to goes along too. Raises ClientError."""
     file = folder / path
     try:
-        text = file.read_text()
+        text = decoded(file.read_bytes())
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ClientError(

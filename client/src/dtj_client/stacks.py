@@ -42,7 +42,9 @@ def stacks(
             return [f"{name}: {error.message}"]
         except ClientError as error:
             if "Connection refused" in error.message or "executable file not found" in error.message:
-                return [f"{name} has no agent, so its stacks are unknown: run the program under dtj run"]
+                return [
+                    f"{name} has no agent so far: run the program under dtj run, or ask again if it starts"
+                ]
             raise
 
     with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -7,14 +7,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import FrameType
 
 import yaml
 
 from dtj_client.errors import ClientError, ExistsError, GoneError, not_yaml
-from dtj_client.from_yaml import documents
-from dtj_client.kubectl import KIND, Json, Kubectl
+from dtj_client.from_yaml import contents, decoded, objects
+from dtj_client.kubectl import GROUP, KIND, VERSION, Json, Kubectl
 from dtj_client.manifest import owned_by
 from dtj_client.report import condition
 
@@ -140,10 +139,7 @@ def read_file(path: str) -> tuple[Json, list[Json]]:
     """Return the one job of a YAML file, and its other objects; `-` is standard input. Raises ClientError."""
     name = "standard input" if path == "-" else path
     try:
-        text = sys.stdin.read() if path == "-" else Path(path).read_text()
-        found = documents(text)
-    except OSError as error:
-        raise ClientError(f"cannot read {name}: {error.strerror}", "name a file with a job") from error
+        found = objects(decoded(contents(path)))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ClientError(f"{name} is not YAML: {not_yaml(error)}", "correct the file") from error
     if not all(isinstance(each, dict) and each.get("kind") for each in found):
@@ -159,4 +155,7 @@ def read_file(path: str) -> tuple[Json, list[Json]]:
     (job,) = jobs
     if not isinstance(job.get("metadata"), dict):
         raise ClientError(f"the job in {name} has no metadata", "add metadata.name, or pass --name")
+    if without := [str(each["kind"]) for each in found if not each.get("apiVersion")]:
+        fix = f"that of a job is {GROUP}/{VERSION}"
+        raise ClientError(f"{name} has a {without[0]} without apiVersion", fix)
     return job, [each for each in found if each is not job]

@@ -47,7 +47,7 @@ def problem(status: Json) -> str:
     phase = status.get("phase")
     if phase == "Failed":
         return str(status.get("message") or "")
-    for kind, phases in (("Healthy", ("Running",)), ("PodsReady", ("Pending", "Starting"))):
+    for kind, phases in (("Healthy", ("Running",)), ("PodsReady", ("Pending", "Starting", "Recovering"))):
         found = condition(status, kind)
         if phase in phases and found.get("status") == "False":
             return " ".join(str(found.get("message") or found.get("reason") or "").split())

@@ -37,6 +37,7 @@ from dtj_operator.plan.actions import (
     DeletePod,
     UpdateWorkload,
 )
+from dtj_operator.plan.children.networking import writer_of
 from dtj_operator.plan.children.workload import status_change
 from dtj_operator.plan.node_loss import FORCED_GRACE_S
 from dtj_operator.plan.planner import name_conflict
@@ -318,7 +319,8 @@ class Applier:
             return False
         cache.observe(cache.source.decode(answer), quiet=True)
         cache.reverted_at[found.key] = self._clock()
-        _log.warning("reverted an edit of a child object", extra={"kind": cache.kind.kind})
+        fields = {"kind": cache.kind.kind, "written_by": writer_of(raw, body)}
+        _log.warning("reverted an edit of a child object", extra=fields)
         return True
 
     async def _all(self, namespace: str, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -1,5 +1,6 @@
 """What of a job's manifest applies on one machine, and that nothing of it is dropped silently."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,27 @@ def test_file_without_one_job_is_refused(tmp_path: Path, text: str, said: str) -
         load(str(tmp_path / "job.yaml"))
     assert said in refused.value.what
     assert "\n" not in refused.value.what
+
+
+JOB = {
+    "kind": "DistributedTrainingJob",
+    "spec": {"template": {"spec": {"containers": [{"args": ["größe"]}]}}},
+}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps(JOB, indent="\t").encode(),
+        json.dumps({"kind": "List", "items": [JOB]}).encode(),
+        yaml.safe_dump(JOB, allow_unicode=True).encode(),
+        yaml.safe_dump(JOB, allow_unicode=True).encode("utf-16"),
+    ],
+    ids=["tabs", "list", "UTF-8", "UTF-16"],
+)
+def test_file_is_read_as_kubectl_reads_it(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "job").write_bytes(text)
+    assert load(str(tmp_path / "job")).command[-1] == "größe"
 
 
 def test_words_without_quotes_are_those_that_kubectl_reads(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """How the command line is read."""
 
 import contextlib
+import errno
 import io
+import os
 import signal
 import subprocess
 import sys
@@ -48,6 +50,7 @@ def run(*words: str) -> int:
         ),
         (["wait", "digits", "--timeout=-1"], "'-1' is not a duration"),
         (["logs", "digits", "--previous", "--rank", "0"], "--previous goes with no other option"),
+        (["logs", "digits", "-f", "--since", "5x"], "'5x' is not a duration"),
         (["delete"], "name the job; kubectl dtj get lists them"),
     ],
 )
@@ -230,6 +233,21 @@ def test_ctrl_c_during_stop_says_that_the_job_stays(
     monkeypatch.setattr(Job, "phase", "Succeeded")
     assert run("stop", "digits") == 130
     assert capsys.readouterr().err.startswith("digits: not deleted; if it is suspended, kubectl dtj resume")
+
+
+@pytest.mark.parametrize(("number", "is_full"), [(errno.ENOSPC, True), (errno.EBADF, False)])
+def test_output_on_a_full_disk(
+    number: int, is_full: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in `kubectl dtj logs >file` on a full disk."""
+
+    def report(_self: Job) -> str:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Job, "report", report)
+    with contextlib.nullcontext() if is_full else pytest.raises(OSError, match="Bad file"):
+        assert run("status", "digits") == 1
+        assert capsys.readouterr().err == "error: cannot write: No space left on device\n"
 
 
 def test_reader_that_has_enough_is_not_an_error(

@@ -600,6 +600,7 @@ def test_output_is_yaml_with_the_notes_as_comments() -> None:
         ),
         ("{apiVersion: batch.volcano.sh/v1alpha1, kind: Job}", "found: Job of batch.volcano.sh"),
         ("", "nothing"),
+        ("num_processes: 8", "found: nothing"),  # a configuration of Accelerate
         ("a: [", "neither"),
         ("kind: DistributedTrainingJob", "already\n  fix: kubectl dtj submit -f"),
     ],

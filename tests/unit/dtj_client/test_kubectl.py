@@ -134,6 +134,8 @@ def test_message_of_kubectl_is_read_by_a_process_with_many_open_files(
     [
         "Error from server (NotFound): the server could not find the requested resource",
         'error: the server doesn\'t have a resource type "distributedtrainingjobs"',
+        'error: unable to recognize "STDIN": no matches for kind "DistributedTrainingJob" in version '
+        '"dtj.dev/v1alpha1"',
     ],
 )
 def test_cluster_without_the_operator(said: str) -> None:
@@ -231,6 +233,26 @@ def test_cluster_without_the_operator(said: str) -> None:
 )
 def test_no_cluster(said: str, shown: str) -> None:
     assert str(Kubectl()._error(said)) == shown
+
+
+def test_object_of_another_version_or_kind() -> None:
+    said = 'no matches for kind "DistributedTrainingJob" in version "dtj.dev/v1"\nensure CRDs are installed'
+    assert str(Kubectl()._error(said)).startswith(
+        "this cluster has no DistributedTrainingJob of dtj.dev/v1\n"
+    )
+
+
+@pytest.mark.parametrize("prefix", ["error: ", "Error: ", ""])  # the second: kubectl of the Google Cloud CLI
+def test_message_has_no_prefix_of_its_own(prefix: str) -> None:
+    assert Kubectl()._error(f'{prefix}invalid argument "5x"').message == 'invalid argument "5x"'
+
+
+@pytest.mark.parametrize(("size", "is_large"), [(1000, False), (300 << 10, True)])
+def test_object_that_fits_into_no_annotation_is_applied_without_one(
+    size: int, is_large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Kubectl, "run", lambda _self, *words, given: " ".join(words) if given else "")
+    assert ("--server-side" in Kubectl().apply({"data": "x" * size})) == is_large
 
 
 def test_missing_right_names_the_verb_and_the_kind() -> None:

@@ -1,5 +1,6 @@
 """The objects of a submitted job."""
 
+import contextlib
 import io
 import tarfile
 from pathlib import Path
@@ -69,6 +70,13 @@ def test_code_is_unpacked_into_the_working_directory(tmp_path: Path, path: str) 
     assert (tmp_path / "app" / "train.py").read_text() == "print(1)"
     with tarfile.open(fileobj=io.BytesIO(packed.data)) as tar:
         assert tar.getnames() == ["train.py"]
+
+
+@pytest.mark.parametrize(("length", "replicas", "fits"), [(61, 10, True), (61, 11, False), (62, None, False)])
+def test_last_pod_needs_a_name_for_a_host(length: int, replicas: int | None, fits: bool) -> None:
+    request = Request(name="a" * length, command=["a.py"], replicas=replicas)
+    with contextlib.nullcontext() if fits else pytest.raises(ClientError, match="is too long by 1"):
+        job(request, with_code=False)
 
 
 def test_options_become_fields() -> None:

@@ -132,6 +132,22 @@ def held(reason: str) -> Json:
             {"phase": "Failed", "ready": "0/2"}, "again; kubectl dtj logs digits has the logs", id="failed"
         ),
         param({"phase": "Recovering"}, "nothing", id="recovering"),
+        param(
+            {
+                "phase": "Recovering",
+                "conditions": [{"type": "PodsReady", "status": "False", "reason": "Starting"}],
+            },
+            "nothing",
+            id="new pods start",
+        ),
+        param(
+            {
+                "phase": "Recovering",
+                "conditions": [{"type": "PodsReady", "status": "False", "reason": "Unschedulable"}],
+            },
+            "remove the obstacle: Unschedulable",
+            id="new pods are blocked",
+        ),
         param({"phase": "Terminating"}, "nothing: the job is being deleted", id="being deleted"),
         param(
             {

@@ -83,3 +83,8 @@ def test_dry_run_shows_the_installer_and_no_code_refuses_it(
         main([*words, "--no-code", "--", "train.py"])
     assert ended.value.code == 2
     assert "goes with the code" in capsys.readouterr().err
+
+
+def test_file_as_powershell_writes_it(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_bytes("einops\r\n".encode("utf-16"))
+    assert read("requirements.txt", tmp_path).text == "einops\r\n"

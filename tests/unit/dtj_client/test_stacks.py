@@ -49,7 +49,7 @@ def test_pod_without_stacks_says_why() -> None:
 
     found = list(stacks([pod(0), pod(1, phase="Pending"), pod(2)], None, refuse))
     assert found == [
-        "a-0 has no agent, so its stacks are unknown: run the program under dtj run",
+        "a-0 has no agent so far: run the program under dtj run, or ask again if it starts",
         "a-1 is Pending: its ranks do not run",
         "a-2: the node of the pod gives no answer",
     ]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from dtj_client.errors import ClientError, ExistsError
 from dtj_client.kubectl import Kubectl
@@ -155,6 +156,10 @@ def test_job_of_a_file_and_what_comes_with_it() -> None:
         ("just words", "without a kind"),
         ("kind: DistributedTrainingJob", "has no metadata"),
         ("kind: DistributedTrainingJob\n---\nkind: DistributedTrainingJob", "has 2 "),
+        (
+            "kind: DistributedTrainingJob\nmetadata: {name: a}",
+            "has a DistributedTrainingJob without apiVersion",
+        ),
     ],
 )
 def test_file_without_a_job(tmp_path: Path, text: str, said: str) -> None:
@@ -165,9 +170,40 @@ def test_file_without_a_job(tmp_path: Path, text: str, said: str) -> None:
 
 def test_value_without_quotes_is_what_kubectl_reads(tmp_path: Path) -> None:
     env = "[{value: 2026-11-25}, {value: 1:30:00}, {value: 2026-11-25T10:00:00Z}, {value: 010}, {value: 1.5}]"
-    (tmp_path / "job.yaml").write_text(f"kind: DistributedTrainingJob\nmetadata: {{}}\nenv: {env}")
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB) + f"env: {env}")
     job, _ = read_file(str(tmp_path / "job.yaml"))
     assert [each["value"] for each in job["env"]] == ["2026-11-25", "1:30:00", "2026-11-25T10:00:00Z", 8, 1.5]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps(JOB, indent="\t").encode(),
+        json.dumps(JOB).replace("/", "\\/").encode(),
+        json.dumps({"apiVersion": "v1", "kind": "List", "items": [CODE, JOB]}).encode(),
+        yaml.safe_dump(JOB).encode("utf-16"),
+        yaml.safe_dump(JOB).replace("\n", "\r\n").encode("utf-8-sig"),
+    ],
+    ids=["tabs", "escapes", "list", "UTF-16", "Windows"],
+)
+def test_file_is_read_as_kubectl_reads_it(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "job").write_bytes(text)
+    job, others = read_file(str(tmp_path / "job"))
+    assert job == JOB
+    assert others == ([CODE] if b"List" in text else [])
+
+
+def test_text_of_a_file_depends_on_no_locale(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text(json.dumps({**JOB, "a": "\U0001f600"}))
+    (tmp_path / "job.yaml").write_bytes(yaml.safe_dump({**JOB, "a": "größe"}, allow_unicode=True).encode())
+    assert read_file(str(tmp_path / "job.json"))[0]["a"] == "\U0001f600"
+    assert read_file(str(tmp_path / "job.yaml"))[0]["a"] == "größe"
+
+
+def test_closed_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(ClientError, match="standard input is closed"):
+        read_file("-")
 
 
 def test_missing_file() -> None:

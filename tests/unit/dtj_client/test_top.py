@@ -33,16 +33,18 @@ def test_jobs_that_run_come_first_and_problems_are_named() -> None:
             conditions=[slow],
         ),
         job("big", phase="Pending", conditions=[blocked]),
+        job("again", phase="Recovering", conditions=[blocked]),
         {"metadata": {"name": "new"}, "spec": {}},
     ]
     assert list(table(jobs, NOW, 200)) == [
-        "NAME   PHASE      FOR    READY  STEP  SAMPLES/S  GOODPUT  RESTARTS  PROBLEM",
-        "big    Pending    -      -      -     -          -        0         Unschedulable",
-        "new    -          -      -      -     -          -        0",
-        "train  Running    3m20s  2/2    5/9   80         97.0 %   1         rank 3 is ?[2J slow",
-        "old    Succeeded  -      0/2    9/9   -          -        0",
+        "NAME   PHASE       FOR    READY  STEP  SAMPLES/S  GOODPUT  RESTARTS  PROBLEM",
+        "again  Recovering  -      -      -     -          -        0         Unschedulable",
+        "big    Pending     -      -      -     -          -        0         Unschedulable",
+        "new    -           -      -      -     -          -        0",
+        "train  Running     3m20s  2/2    5/9   80         97.0 %   1         rank 3 is ?[2J slow",
+        "old    Succeeded   -      0/2    9/9   -          -        0",
     ]
-    assert [len(line) for line in table(jobs, NOW, 10)] == [10, 10, 10, 10, 10]
+    assert [len(line) for line in table(jobs, NOW, 10)] == [10, 10, 10, 10, 10, 10]
 
 
 def test_each_rank_has_a_colour_and_a_pipe_has_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -388,9 +388,10 @@ async def test_pod_that_its_kubelet_removed_during_the_deletion_is_gone(watch_fi
 EDIT: Json = {"selector": {"a": "b"}}
 
 
-async def test_edit_of_a_service_is_reverted_in_place() -> None:
+async def test_edit_of_a_service_is_reverted_in_place(caplog: pytest.LogCaptureFixture) -> None:
     wanted = service(JOB)
     edited = stored(wanted, labels={"theirs": "kept"}, annotations={"theirs": "kept"}) | {"spec": EDIT}
+    edited["metadata"]["managedFields"] = [{"manager": "mesh", "time": "2026-01-01T00:00:00Z"}]
     restored = stored(wanted, resourceVersion="8")
     async with doing(TAKEN, says(edited), says(edited), says(restored)) as do:
         assert await do(Create(wanted)) == Applied()
@@ -400,6 +401,7 @@ async def test_edit_of_a_service_is_reverted_in_place() -> None:
         assert (put["spec"], put["metadata"]["resourceVersion"]) == (wanted["spec"], "7")
         assert put["metadata"]["labels"] == {"theirs": "kept", **wanted["metadata"]["labels"]}
         assert put["metadata"]["annotations"] == {"theirs": "kept"}
+        assert vars(caplog.records[-1])["written_by"] == "mesh"
         view = do.services.get(KEY)
         assert view is not None
         assert view.version == "8"

@@ -17,7 +17,7 @@ from dtj_operator.engine.shares import Shares
 from dtj_operator.kube import paths
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
-from dtj_operator.kube.errors import ApiError, Conflict
+from dtj_operator.kube.errors import ApiError, Conflict, Refused
 from dtj_operator.model import names
 from dtj_operator.model.json import Json
 
@@ -26,6 +26,7 @@ QUEUE_LIMIT = 1000  # Events waiting to be sent, at most half of them of one nam
 IN_FLIGHT = 8  # at most half of them of one namespace
 REPEAT_S = 600.0  # a repetition of the same cause is sent at most this often
 REMEMBERED = 10_000
+_TERMINATING = "being terminated"  # of a namespace, in the API server's message: its Events do not matter
 NOTE_LIMIT = 1024  # bytes of UTF-8; limit of the API
 
 _log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class Recorder:
         self._waiting, self._in_flight = Shares[str](QUEUE_LIMIT), Shares[str](IN_FLIGHT)  # by namespace
         # name -> (when it may be sent again, how many times it was sent)
         self._sent: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._warns_at = float("-inf")
 
     def record(self, regarding: Json, *, kind: str, reason: str, note: str, once_per: str) -> None:
         """Queue an Event about an object; Events with the same reason and `once_per` are one Event.
@@ -87,8 +89,20 @@ class Recorder:
                 await self._send(body, count)
             except ApiError as error:
                 metrics.EVENTS_DROPPED.labels("refused").inc()
-                _log.debug("failed to send an Event", extra={"reason": body["reason"], "error": str(error)})
+                _log.log(
+                    self._level(error),
+                    "failed to send an Event",
+                    extra={"reason": body["reason"], "error": str(error)},
+                )
         self._waiting.give_back(namespace)
+
+    def _level(self, error: ApiError) -> int:
+        """A warning now and then if there would be no Events at all, as without the right."""
+        now = asyncio.get_running_loop().time()
+        if not isinstance(error, Refused) or _TERMINATING in error.message or now < self._warns_at:
+            return logging.DEBUG
+        self._warns_at = now + REPEAT_S
+        return logging.WARNING
 
     async def _send(self, body: Json, count: int) -> None:
         folder = paths.events(body["metadata"]["namespace"])

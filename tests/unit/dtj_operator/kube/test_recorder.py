@@ -106,6 +106,30 @@ async def test_refused_event_is_dropped_and_the_next_ones_are_sent() -> None:
     assert len({asked[3]["metadata"]["name"] for asked in server.asked}) == 3
 
 
+@pytest.mark.parametrize(
+    ("status", "why", "levels"),
+    [
+        pytest.param(403, 'User "op" cannot create resource "events"', ["WARNING", "DEBUG"], id="no right"),
+        pytest.param(403, "namespace ns because it is being terminated", ["DEBUG"] * 2, id="namespace ends"),
+        pytest.param(404, "namespace ns not found", ["DEBUG"] * 2, id="namespace is gone"),
+    ],
+)
+async def test_refused_events_are_logged_now_and_then(
+    status: int, why: str, levels: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "dtj_operator.kube.recorder")
+    async with recording(refuses(status, "Forbidden", why), refuses(status, "Forbidden", why), OK) as (
+        events,
+        server,
+    ):
+        for number in range(3):
+            send(events, once_per=str(number))
+            await until_asked(server, number + 1)
+
+    assert [each.levelname for each in caplog.records] == levels
+    assert why in vars(caplog.records[0])["error"]
+
+
 async def test_namespace_whose_events_get_no_answer_delays_only_its_own() -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         if "/slow/" in request.path:

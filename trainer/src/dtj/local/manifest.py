@@ -3,6 +3,7 @@
 Each field that is not read here has no effect on one machine; `LocalJob.ignored` names all of them.
 """
 
+import json
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,10 +72,10 @@ def load(path: str) -> LocalJob:
     """Read the one job of a YAML file. RecipeError if there is none, or a field that is needed is wrong."""
     yaml = package("yaml", "PyYAML is not installed, which reads manifests", fix="pip install pyyaml")
     try:
-        found = [each for each in yaml.load_all(Path(path).read_text(), _loader(yaml)) if each is not None]
+        found = _objects(Path(path).read_bytes(), yaml)
     except OSError as error:
         raise RecipeError(f"cannot read {path}: {error.strerror}", fix="name a file with a job") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except yaml.YAMLError as error:
         place = getattr(error, "problem_mark", None)  # the text quotes lines
         where = "" if place is None else f" in line {place.line + 1}, column {place.column + 1}"
         raise RecipeError(f"{path} is not YAML{where}", fix="correct the file") from error
@@ -91,6 +92,19 @@ def load(path: str) -> LocalJob:
         if each is not jobs[0] and isinstance(each, Mapping)
     ]
     return parse(jobs[0], others=others)
+
+
+def _objects(data: bytes, yaml: Any) -> list[Any]:
+    """The objects of YAML or JSON, in UTF-8 or UTF-16; instead of a List of kubectl, its objects."""
+    try:
+        documents = [json.loads(data)]  # with tabs and escapes that YAML 1.1 does not have
+    except ValueError:
+        documents = list(yaml.load_all(data, _loader(yaml)))
+    found: list[Any] = []
+    for each in documents:
+        items = each.get("items") if isinstance(each, Mapping) and each.get("kind") == "List" else None
+        found += items if isinstance(items, list) else [] if each is None else [each]
+    return found
 
 
 def _loader(yaml: Any) -> Any:

@@ -14,6 +14,8 @@ from dtj_operator.model.json import Json
 from dtj_operator.model.spec import Job
 from dtj_operator.plan.children.meta import metadata
 
+_NAMESPACE = "kubernetes.io/metadata.name"  # label of each namespace
+
 
 def networking(job: Job, readers: Sequence[Json]) -> dict[str, Json]:
     """The objects by kind; `readers` are the NetworkPolicyPeers that may reach the agents of every job."""
@@ -45,7 +47,7 @@ def _port(name: str, number: int) -> Json:
 def operator_peer(namespace: str, labels: Mapping[str, str]) -> Json:
     """The operator's pods, as a NetworkPolicyPeer."""
     return {
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+        "namespaceSelector": {"matchLabels": {_NAMESPACE: namespace}},
         "podSelector": {"matchLabels": dict(labels)},
     }
 
@@ -69,3 +71,33 @@ def network_policy(job: Job, readers: Sequence[Json]) -> Json:
             ],
         },
     }
+
+
+def writer_of(found: Json, wanted: Json) -> str:
+    """Who changed a child: another operator that the NetworkPolicy admits, else the last field manager.
+
+    All operators have the same field manager, but each admits its own pods.
+    """
+    if others := _operators(found) - _operators(wanted):
+        return f"the operator in namespace {min(others)[0]}"
+    entries = found["metadata"].get("managedFields") or ()
+    times = [(each["time"], each.get("manager", "")) for each in entries if _is_of_spec(each)]
+    return str(max(times)[1]) if times else ""
+
+
+def _is_of_spec(entry: Json) -> bool:
+    return bool(entry.get("time")) and not entry.get("subresource")
+
+
+def _operators(policy: Json) -> set[tuple[str, tuple[tuple[str, str], ...]]]:
+    """Namespace and labels of the operators that a NetworkPolicy admits; a Service admits none."""
+    found = set()
+    for rule in policy["spec"].get("ingress") or ():
+        for peer in rule.get("from") or ():
+            namespace, pods = (
+                (peer.get(kind) or {}).get("matchLabels") or {}
+                for kind in ("namespaceSelector", "podSelector")
+            )
+            if _NAMESPACE in namespace and pods.get("app.kubernetes.io/name") == "dtj-operator":
+                found.add((namespace[_NAMESPACE], tuple(sorted(pods.items()))))
+    return found

@@ -8,7 +8,13 @@ import pytest
 
 from dtj_operator.model.views import PodSettings
 from dtj_operator.plan.children.env import PodContext
-from dtj_operator.plan.children.networking import network_policy, networking, operator_peer, service
+from dtj_operator.plan.children.networking import (
+    network_policy,
+    networking,
+    operator_peer,
+    service,
+    writer_of,
+)
 from dtj_operator.plan.children.pod import pods
 from dtj_operator.plan.children.podgroup import pod_group
 from tests.support.builders import NAME, NAMESPACE, UID, JobBuilder, job
@@ -453,6 +459,33 @@ def test_the_network_policy_lets_other_peers_reach_the_agents_only() -> None:
     assert prometheus not in peers["from"]
     assert agents["from"] == [OPERATOR, everywhere, prometheus]
     assert agents["ports"] == [{"port": 29400, "protocol": "TCP"}]
+
+
+@pytest.mark.parametrize(
+    ("peer", "writer"),
+    [
+        (("theirs", {"app.kubernetes.io/name": "dtj-operator"}), "the operator in namespace theirs"),
+        (
+            ("ops", {"app.kubernetes.io/name": "dtj-operator", "app.kubernetes.io/instance": "b"}),
+            "the operator in namespace ops",
+        ),
+        (("ops", {"app.kubernetes.io/name": "dtj-operator"}), "edit"),
+        (("monitoring", {"app.kubernetes.io/name": "prometheus"}), "edit"),
+    ],
+    ids=["another namespace", "another release", "this operator", "no operator"],
+)
+def test_writer_of_an_edited_child(peer: tuple[str, dict[str, str]], writer: str) -> None:
+    ours = network_policy(job().job(), [operator_peer("ops", {"app.kubernetes.io/name": "dtj-operator"})])
+    found = network_policy(job().job(), [operator_peer(*peer)])
+    times = (("edit", "2026-01-01T00:00:02Z"), ("dtj-operator", "2026-01-01T00:00:01Z"))
+    status = {"manager": "status", "time": "2026-01-01T00:00:03Z", "subresource": "status"}
+    found["metadata"]["managedFields"] = [*({"manager": name, "time": time} for name, time in times), status]
+    assert writer_of(found, ours) == writer
+
+
+def test_writer_of_a_child_that_names_none() -> None:
+    found = service(job().job())
+    assert writer_of(found, found) == ""
 
 
 @pytest.mark.parametrize("version", ["1.31", "1.34", kubernetes_validate.latest_version()])
