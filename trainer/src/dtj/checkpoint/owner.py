@@ -30,7 +30,7 @@ class Owner:
 
     writer     id of the agent process that started this rank, so its restarted ranks are the same writer
     storage    how this run's checkpoints are committed
-    leftovers  unfinished folders that were there when this writer claimed the run: no owner needs them
+    leftovers  what was unfinished when this writer claimed the run: no owner needs it
     """
 
     def __init__(self, run_dir: Location, env: Mapping[str, str]) -> None:

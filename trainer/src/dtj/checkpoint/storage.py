@@ -114,12 +114,14 @@ class Folder:
         return final
 
     def remove(self, name: str, *, writer: str) -> None:
-        """Delete a checkpoint such that a crash never leaves a part of it committed."""
+        """Delete a part, or a checkpoint such that a crash never leaves a part of it committed."""
         folder = self._run_dir / name
         if (step := paths.step_of(name)) is not None:
             doomed = self._run_dir / paths.doomed_name_of(step, writer)
             shutil.rmtree(doomed, ignore_errors=True)
             folder = folder.rename(doomed)
+        if folder.is_file():  # of a `replace` that did not end
+            folder.unlink()
         shutil.rmtree(folder, ignore_errors=True)
 
 
