@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dtj import contract
-from dtj.checkpoint import paths, storage
+from dtj.checkpoint import answers, paths, storage
 from dtj.checkpoint.objects import Location
 from dtj.errors import SupersededError
 
@@ -65,7 +65,8 @@ class Owner:
 
     def _read(self) -> dict[str, Any]:
         try:
-            found = json.loads((self.run_dir / paths.OWNER_FILE).read_bytes())
+            with answers.awaited(self.run_dir):
+                found = json.loads((self.run_dir / paths.OWNER_FILE).read_bytes())
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return {}
         return found if isinstance(found, dict) and isinstance(found.get("writer"), str) else {}

@@ -1,6 +1,6 @@
 """State -> one committed checkpoint, or none: after a crash at any point the previous checkpoint is intact.
 
-prepare  delete what crashed writers left, which takes space; an empty place for the content, which no run reads
+prepare  delete what crashed writers left; then an empty place for the content, which no run reads
 write    state.pt and shards into it
 commit   make it the checkpoint of step N                     one atomic operation, see storage.py
 prune    delete older checkpoints
