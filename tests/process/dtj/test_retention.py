@@ -2,6 +2,8 @@
 
 import ctypes
 import os
+import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ from torch import nn
 from dtj.checkpoint import paths, weights
 from dtj.errors import RecipeError
 from dtj.models.gpt import GPT
-from tests.process.dtj.conftest import PROGRAMS, Finished
+from tests.process.dtj.conftest import PROGRAMS, Finished, Start, wait_for
 from tests.process.dtj.test_strategies import STEPS, by_hand, train
 from tests.process.dtj.test_strategies import weights as weights_of
 from tests.support import checkpoints
@@ -143,10 +145,37 @@ def test_training_continues_with_a_full_disk_and_the_last_checkpoint_stays(
 ) -> None:
     run = small_disk / "run"
     ended = finish(
-        *("run", "--checkpoint", run, "--save-every", 2, *flags, PROGRAMS / "gpt.py"), OUT=tmp_path, STEPS=5
+        *("run", "--checkpoint", run, "--save-every", 2, *flags, "--max-restarts", 3, PROGRAMS / "gpt.py"),
+        **{"OUT": tmp_path, "STEPS": 5, "changed": {"dtj.checkpoint.checkpointer._FULL_S": 0}},
     )
     assert "step-4 could not be written: " in ended.err
-    assert_older_checkpoint_is_intact(ended, run)
+    assert_older_checkpoint_is_intact(ended, run, code=78)
+    assert "generation 2" not in ended.err  # a restart would find the disk full, too
+
+
+@pytest.mark.parametrize(
+    ("small_disk", "flags"),
+    [pytest.param(kb, *kind.values, id=kind.id) for kb, kind in zip((300, 300, 1100), KINDS, strict=True)],
+    indirect=["small_disk"],
+)
+@pytest.mark.parametrize("end", ["space", "stop"])
+def test_last_save_waits_for_space_until_the_job_is_to_stop(
+    start: Start, tmp_path: Path, small_disk: Path, flags: tuple[object, ...], end: str
+) -> None:
+    """Only memory holds the state."""
+    job = start(
+        *("run", "--checkpoint", small_disk / "run", "--save-every", 2, *flags, PROGRAMS / "gpt.py"),
+        **{"OUT": tmp_path, "STEPS": 3, "changed": {"dtj.checkpoint.checkpointer._FULL_PAUSE_S": 0.02}},
+    )
+    wait_for(lambda: "step-3 could not be written: " in job.err, "a last save on a full disk")
+    assert "No space left on device; tried again for 10 minutes" in job.err
+    if end == "stop":
+        job.signal(signal.SIGTERM)
+    else:
+        shutil.rmtree(small_disk / "run" / "step-2")
+    ended = job.wait()
+    assert ended.code == (1 if end == "stop" else 0), ended.err
+    assert names(small_disk / "run") == ["step-2" if end == "stop" else "step-3"]
 
 
 @pytest.mark.parametrize("small_disk", [20_000], indirect=True)
@@ -165,10 +194,10 @@ def test_training_continues_on_a_read_only_volume_and_the_last_checkpoint_stays(
     assert_older_checkpoint_is_intact(ended, run)
 
 
-def assert_older_checkpoint_is_intact(ended: Finished, run: Path) -> None:
+def assert_older_checkpoint_is_intact(ended: Finished, run: Path, *, code: int = 1) -> None:
     """The checkpoint of step 2 of 5. Training continued to the end, but its last state is not on disk."""
     assert "training continues (newest checkpoint: of step 2)" in ended.err
-    assert ended.code == 1
+    assert ended.code == code
     assert "step-5 could not be written" in ended.err
     # From 3.13 on Python prints what fails when a file is deleted that torch has not closed.
     ignored = ended.err.count("Exception ignored in: <torch.distributed.checkpoint")

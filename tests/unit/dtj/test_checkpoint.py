@@ -365,7 +365,7 @@ def test_volume_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytes
     def claim(_owner: Owner) -> None:
         assert is_said.wait(60), "nothing was said while the volume did not answer"
 
-    monkeypatch.setattr("dtj.checkpoint.checkpointer._SILENT_S", 0.01)
+    monkeypatch.setattr("dtj.checkpoint.answers.SILENT_S", 0.01)
     monkeypatch.setattr(Owner, "claim", claim)
     checkpointer(tmp_path, say)[0].claim()
     assert said == [f"{tmp_path} has not answered for 0 s: every rank waits for it"]

@@ -1,15 +1,17 @@
 """Weights of a checkpoint are written as other programs read them."""
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from dtj.checkpoint import export, paths, weights
+from dtj.checkpoint import export, paths, reader, weights
 from dtj.checkpoint.checkpointer import Checkpointer
 from dtj.cli import commands
-from dtj.errors import DamagedError, RecipeError
+from dtj.errors import CheckpointError, DamagedError, RecipeError
 from dtj.parallel.layout import Layout
 from dtj.parallel.strategy import Strategy
 from dtj.ranks.world import World
@@ -95,6 +97,24 @@ def test_part_that_is_not_a_model_is_refused(tmp_path: Path, *, is_sharded: bool
     source, _ = checkpoint(tmp_path / "run", is_sharded=is_sharded)
     with pytest.raises(RecipeError, match="the part 'optimizer' is not a model"):
         export.export(source, tmp_path / "w.pt", part="optimizer")
+
+
+@pytest.mark.parametrize("when", ["mapped", "shards_of"], ids=["before it is opened", "after it was opened"])
+def test_checkpoint_that_its_run_removes_meanwhile_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """A run that trains on keeps the newest ones only."""
+    source, _ = checkpoint(tmp_path / "run", is_sharded=True)
+    read = getattr(reader, when)
+
+    def removed(folder: Path) -> Any:
+        found = read(folder) if when == "shards_of" else None
+        shutil.rmtree(source)
+        return found or read(folder)
+
+    monkeypatch.setattr(reader, when, removed)
+    with pytest.raises(CheckpointError, match="run/step-1 was removed while it was read"):
+        export.export(source.parent, tmp_path / "w.pt", part="model")
 
 
 def test_size_of_files_is_refused_if_it_is_none_or_the_target_is_one_file(capsys: Capture) -> None:

@@ -3,6 +3,7 @@
 import copy
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
 from dtj.checkpoint import export, objects, paths, reader, save, storage, weights
+from dtj.checkpoint.checkpointer import Checkpointer
 from dtj.checkpoint.objects import ObjectPath, locate
 from dtj.checkpoint.owner import Owner
 from dtj.errors import CheckpointError, RecipeError, SupersededError
@@ -197,6 +199,40 @@ def test_failed_save_leaves_no_objects_and_the_next_one_succeeds(monkeypatch: py
     assert keys() == before
     commit(writer, 3)
     assert found(RUN) == ("step-3", [])
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize(
+    ("method", "does"),
+    [
+        pytest.param("cat_file", lambda saver: saver.save(2, group=None), id="save"),
+        pytest.param("ls", lambda saver: saver.restore(None), id="restore"),
+    ],
+)
+def test_store_that_no_longer_answers_is_named(
+    monkeypatch: pytest.MonkeyPatch, method: str, does: Callable[[Checkpointer], object]
+) -> None:
+    """It answered until then, also when the folder was claimed."""
+    said: list[str] = []
+    is_said = threading.Event()
+
+    def say(line: str) -> None:
+        said.append(line)
+        is_said.set()
+
+    saver, _ = checkpointer(RUN, say)
+    saver.save(1, group=None)
+    answer = getattr(MemoryFileSystem, method)
+
+    def silent(*args: Any, **how: Any) -> Any:
+        assert is_said.wait(60), "nothing was said while the store did not answer"
+        return answer(*args, **how)
+
+    monkeypatch.setattr("dtj.checkpoint.answers.SILENT_S", 0.01)
+    monkeypatch.setattr(MemoryFileSystem, method, silent)
+    monkeypatch.setattr(Owner, "claim", lambda _: None)
+    does(saver)
+    assert f"{RUN} has not answered for 0 s: every rank waits for it" in said
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -90,6 +90,20 @@ def test_leftovers_are_removed_unless_a_later_writer_may_write_there(tmp_path: P
     assert names(tmp_path) == ["step-100", writing.name]
 
 
+def test_leftovers_are_removed_before_a_save_which_needs_their_space(tmp_path: Path) -> None:
+    """If they were removed after it only, a volume that they fill would stay full."""
+    pending(tmp_path, 90, "dead")
+    first = owner(tmp_path, "a1")
+    writing = save.prepare(first, 100)
+    assert names(tmp_path) == [writing.name]
+
+
+def test_part_of_a_record_that_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / f"{paths.OWNER_FILE}.dead").write_text("{")
+    commit(owner(tmp_path, "a1"), 100)
+    assert sorted(each.name for each in tmp_path.iterdir()) == [paths.OWNER_FILE, "step-100"]
+
+
 def test_readable_checkpoint_of_a_later_step_stays(tmp_path: Path) -> None:
     commit(tmp_path, 500, 520)
     commit(tmp_path, 110, 120, 130)

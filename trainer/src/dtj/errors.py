@@ -3,7 +3,8 @@
 DtjError                    exit 1
 ├── RecipeError             exit 78: invalid recipe, arguments or environment; a retry will not help
 ├── CheckpointError         exit 1: a checkpoint could not be written or read; the recipe is not the cause
-│   └── DamagedError        exit 1: the content of a checkpoint is wrong
+│   ├── DamagedError        exit 1: the content of a checkpoint is wrong
+│   └── NoSpaceError        exit 1: the volume is full
 ├── SupersededError         exit 76: a process that started later writes to the run's folder; never restarted
 └── MachineError            exit 76: no process or port available; a retry or another node may help
 WorkerLostError             a process that loads samples for this rank died
@@ -60,6 +61,10 @@ class CheckpointError(DtjError):
 
 class DamagedError(CheckpointError):
     """The content of a checkpoint is wrong: to read it again would not help."""
+
+
+class NoSpaceError(CheckpointError):
+    """The volume is full, or this user's quota is used up."""
 
 
 class SupersededError(DtjError):

@@ -300,7 +300,7 @@ class Run:
                 feed.close()
             if progress.is_over:
                 self.say(f"finished at step {self.step} of {total}: the program called run.finish")
-            self._recovery.run_verb(self._boundary.conclude)
+            self._recovery.run_verb(partial(self._boundary.conclude, may_wait=True))
             heartbeat.mine.rest()
             if self.step > started:
                 self.say(logger.meter.summary(step=self.step, waited_s=feed.waited_s))

@@ -29,6 +29,7 @@ BREAK_AT = int(os.environ.get("BREAK_AT", "-1"))  # the loss of this step is NaN
 BREAK_RANK = int(os.environ.get("BREAK_RANK", "0"))
 WAIT_AT = int(os.environ.get("WAIT_AT", "-1"))  # in this step rank 1 waits for the file $OUT/go
 LOSE_AT = int(os.environ.get("LOSE_AT", "-1"))  # after this step the last rank and all checkpoints are lost
+UNWRITABLE = int(os.environ.get("UNWRITABLE", "-1"))  # no checkpoint of this step can be written
 SHAPE = Shape(vocabulary=32, context=8, layers=3, heads=4, width=16)
 
 
@@ -84,11 +85,11 @@ def train(run: dtj.Run) -> None:
     samples = torch.utils.data.TensorDataset(tokens[:, :-1], tokens[:, 1:])
     data = run.data(samples, global_batch=16, tokens=8)
     run.state(model=model, optimizer=optimizer, data=data)
-    if "UNWRITABLE" in os.environ and run.rank == 0:  # this file is where the folder of that step should be
-        name = paths.pending_name_of(int(os.environ["UNWRITABLE"]), os.environ["DTJ_INCARNATION"])
-        Path(os.environ["DTJ_CHECKPOINT_DIR"], name).touch()
     losses = []
     for batch in run.steps(STEPS):
+        if run.step + 1 == UNWRITABLE and run.rank == 0:  # where the folder of this step should be is a file
+            name = paths.pending_name_of(UNWRITABLE, os.environ["DTJ_INCARNATION"])
+            Path(os.environ["DTJ_CHECKPOINT_DIR"], name).touch()
         if run.step == LOSE_AT and run.rank == run.size - 1:
             lose()
         before = checksum(list(model.parameters()))

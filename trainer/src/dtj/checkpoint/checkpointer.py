@@ -11,12 +11,13 @@ import contextlib
 import errno
 import os
 import sys
-import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from dtj.checkpoint import paths, reader, restore
+from dtj.checkpoint import answers, paths, reader, restore
 from dtj.checkpoint.objects import Location, ObjectPath, locate
 from dtj.checkpoint.owner import Deputy, Owner
 from dtj.checkpoint.parts import Parts
@@ -27,16 +28,17 @@ from dtj.checkpoint.writer import (
     on_rank0,
     report,
 )
-from dtj.errors import CheckpointError, RecipeError, SupersededError
+from dtj.errors import CheckpointError, NoSpaceError, RecipeError, SupersededError
 from dtj.parallel.strategy import Strategy
 from dtj.ranks.world import World
 from dtj.settings import Settings
 
 # If no flag sets an interval: a save takes milliseconds to seconds, and a minute of lost work is acceptable.
 _SAVE_INTERVAL_S = 60.0
-# A volume or store that has not answered for so long is named: a network volume may never answer, and the
-# library of a store tries for minutes before it raises an error.
-_SILENT_S = 20.0
+# How long the last save waits for space on a full volume (less than a save may take, see heartbeat.SAVE_S),
+# and how long between two tries.
+_FULL_S = 600.0
+_FULL_PAUSE_S = 5.0
 # In a copy in memory: what belongs to checkpoints, and to no part.
 _KEPT = "dtj/kept"
 
@@ -99,30 +101,66 @@ class Checkpointer:
         if is_highest:  # the score of rank 0: all ranks must find a save due
             self._offered = score
 
-    def save(self, step: int, *, group: Group, last: bool = False) -> Location | None:
+    def save(
+        self, step: int, *, group: Group, last: bool = False, may_wait: Callable[[], bool] = lambda: False
+    ) -> Location | None:
         """Save the state after `step` unless it is saved already; the folder, None if nothing is to be saved.
 
         Every rank calls this after the same step. If the disk fails, older checkpoints stay as they are and
         this prints a warning; with `last` it raises CheckpointError, since no later save can replace it.
         SupersededError on rank 0 at least, if another process owns the folder now.
         Only after a last save, and only on rank 0, does a return mean that the checkpoint is on disk.
+
+        may_wait  on rank 0: if the volume is full, a last save may wait for space
         """
         score, self._offered = self._offered, NO_SCORE
         if not self.run_dir or not self.parts.user_parts:
             return None
-        self._writer.wait()
-        self._report_failure()
-        if self.saved_step != step:
-            began = self.clock()
-            snapshot = self.parts.snapshot(step, group)
-            self._saved_at = self.clock()
-            in_background = self.settings.async_save and not last
-            write = self._writer.start if in_background else self._writer.write
-            write(snapshot, score=score, began=began, group=group)
+        with answers.watched(self.say):
+            self._writer.wait()
+            self._report_failure()
+            if self.saved_step != step:
+                began = self.clock()
+                snapshot = self.parts.snapshot(step, group)
+                self._saved_at = self.clock()
+                in_background = self.settings.async_save and not last
+                how = self._writer.start if in_background else self._writer.write
+                write = partial(how, snapshot, score=score, began=began, group=group)
+                write()
+                if last:
+                    self._wait_for_space(write, group, may_wait)
         if last and self._writer.failure:
             raise self._writer.failure
         self._report_failure()
         return self.run_dir / paths.name_of(step)
+
+    def _wait_for_space(self, write: Callable[[], None], group: Group, may_wait: Callable[[], bool]) -> None:
+        """Repeat a last save while the volume is full: only memory holds this state, and a restart loses it.
+
+        RecipeError after some minutes, because a restart would find the volume full, too.
+        """
+        began = self.clock()
+
+        def goes_on(failure: NoSpaceError) -> bool:
+            if not may_wait():
+                return False
+            if self.clock() - began < _FULL_S:
+                return True
+            raise RecipeError(
+                f"{failure.what} (tried for {_FULL_S / 60:.0f} minutes)",
+                fix=f"{failure.fix}; then start the job again: it continues from its newest checkpoint",
+            )
+
+        deciding = None if self.strategy.replicated else group  # if rank 0 alone writes, it alone knows
+        has_said = False
+        while isinstance(failure := self._writer.failure, NoSpaceError):
+            if not on_rank0(partial(goes_on, failure), deciding):
+                return
+            if not has_said:
+                self.say(f"{failure.what}; tried again for {_FULL_S / 60:.0f} minutes\n  fix: {failure.fix}")
+            has_said = True
+            time.sleep(_FULL_PAUSE_S)
+            write()
 
     def act_for_rank_0(self) -> None:
         """Rank 0 may be lost, and this rank holds the state: `save` writes now, and removes nothing."""
@@ -136,9 +174,13 @@ class Checkpointer:
 
         If the disk fails, the log says so, and the next save tries again. RecipeError if no retry can help.
         """
+        with answers.watched(self.say):
+            self._claim()
+
+    def _claim(self) -> None:
         if self._is_rank0 and self._owner:
             try:
-                with self._said_if_silent():
+                with answers.awaited(self.run_dir):
                     self._owner.claim()
             except OSError as error:
                 if isinstance(self.run_dir, ObjectPath) and error.errno in {errno.ENOENT, errno.EROFS}:
@@ -150,18 +192,6 @@ class Checkpointer:
                 why = error.strerror or error
                 self.say(f"cannot write to {self.run_dir}: {why}; training continues, each save tries again")
 
-    @contextlib.contextmanager
-    def _said_if_silent(self) -> Iterator[None]:
-        """Print a line if the block takes long: until it ends, all ranks wait."""
-        text = f"{self.run_dir} has not answered for {_SILENT_S:.0f} s: every rank waits for it"
-        timer = threading.Timer(_SILENT_S, self.say, [text])
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-
     def restore(self, group: Group) -> int | None:
         """Claim the folder, and load the newest checkpoint into the parts; its step, None if there is none.
 
@@ -169,7 +199,8 @@ class Checkpointer:
         read shards. If they are damaged, all ranks load the checkpoint before it.
         SupersededError on every rank, if a process that started later has claimed the folder.
         """
-        found = restore.newest(self._candidates(), group, load=self._load, say=self.say)
+        with answers.watched(self.say):
+            found = restore.newest(self._candidates(), group, load=self._load, say=self.say)
         if found is None:
             return None
         if self._is_rank0:
@@ -183,7 +214,7 @@ class Checkpointer:
 
     def _candidates(self) -> Iterator[Location]:
         """On rank 0."""
-        self.claim()
+        self._claim()
         yield from reader.candidates(self.run_dir, self._resume_dir)
 
     def _load(self, found: reader.Found) -> None:

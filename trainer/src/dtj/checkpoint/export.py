@@ -6,6 +6,7 @@ a folder   as transformers writes it: model.safetensors, or several files and an
 Only the tensors of one file are in memory at a time, and never those of an optimizer.
 """
 
+import contextlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import torch
 from dtj.checkpoint import paths, reader
 from dtj.checkpoint.objects import Location
 from dtj.checkpoint.weights import safetensors
-from dtj.errors import RecipeError
+from dtj.errors import CheckpointError, DtjError, RecipeError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Tensors = dict[str, torch.Tensor]
@@ -77,7 +78,20 @@ def export(
     dtype           of floating-point tensors; None: as they were trained
     max_file_bytes  size of the largest file in a folder, unless one tensor is larger; None: one file
     """
-    saved = _open(_newest(source), part)
+    checkpoint = _newest(source)
+    try:
+        return _export(_open(checkpoint, part), target, dtype, max_file_bytes)
+    except DtjError as error:
+        with contextlib.suppress(OSError):
+            if checkpoint != source and not checkpoint.exists():
+                raise CheckpointError(
+                    f"{checkpoint} was removed while it was read: its run has saved newer ones",
+                    fix="export again; if that fails too, let the run keep more of them (--keep)",
+                ) from error
+        raise
+
+
+def _export(saved: Saved, target: Path, dtype: torch.dtype | None, max_file_bytes: int | None) -> int:
     shapes = {name: _converted(tensor, dtype) for name, tensor in saved.shapes().items()}
     if not target.suffix or target.is_dir():
         _write_folder(saved, shapes, target, dtype, max_file_bytes)

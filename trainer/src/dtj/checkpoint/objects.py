@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from dtj.checkpoint import answers
 from dtj.errors import RecipeError
 
 # A request reads at least as much, since zipfile and torch.load ask for a few bytes at a time.
@@ -105,9 +106,10 @@ class ObjectPath:
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
-        """Within the block, every error of the library is an OSError."""
+        """Within the block, which is a request, every error of the library is an OSError."""
         try:
-            yield
+            with answers.awaited(self):
+                yield
         except FileNotFoundError as error:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.url) from error
         except NotImplementedError as error:

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dtj import contract
-from dtj.checkpoint import paths, storage
+from dtj.checkpoint import answers, paths, storage
 from dtj.checkpoint.objects import Location
 from dtj.errors import SupersededError
 
@@ -30,7 +30,7 @@ class Owner:
 
     writer     id of the agent process that started this rank, so its restarted ranks are the same writer
     storage    how this run's checkpoints are committed
-    leftovers  unfinished folders that were there when this writer claimed the run: no owner needs them
+    leftovers  what was unfinished when this writer claimed the run: no owner needs it
     """
 
     def __init__(self, run_dir: Location, env: Mapping[str, str]) -> None:
@@ -65,7 +65,8 @@ class Owner:
 
     def _read(self) -> dict[str, Any]:
         try:
-            found = json.loads((self.run_dir / paths.OWNER_FILE).read_bytes())
+            with answers.awaited(self.run_dir):
+                found = json.loads((self.run_dir / paths.OWNER_FILE).read_bytes())
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return {}
         return found if isinstance(found, dict) and isinstance(found.get("writer"), str) else {}

@@ -3,6 +3,7 @@
 <run>/owner.json                    which process may write into the folder, see owner.py
 <run>/step-120/state.pt             committed: the folder gets this name only once its content is on disk
 <run>/step-140.<writer>.tmp/...     being written, or left over from a crash: never read
+<run>/owner.json.<writer>           likewise
 """
 
 import re
@@ -11,6 +12,7 @@ from collections.abc import Iterable
 OWNER_FILE = "owner.json"
 STATE_FILE = "state.pt"
 SHARDS = "shards"
+_OWNER_PART = f"{OWNER_FILE}."
 # If the newest turns out damaged, the one before it is used.
 KEEP = 2
 _COMMITTED = re.compile(r"step-(0|[1-9]\d*)")
@@ -32,8 +34,8 @@ def doomed_name_of(step: int, writer: str) -> str:
 
 
 def unfinished(names: Iterable[str]) -> list[str]:
-    """The names of folders that are being written or deleted, or are left over from a crash."""
-    return [n for n in names if n.startswith("step-") and n.endswith(".tmp")]
+    """The names of what is being written or deleted, or is left over from a crash."""
+    return [n for n in names if (n.startswith("step-") and n.endswith(".tmp")) or n.startswith(_OWNER_PART)]
 
 
 def step_of(name: str) -> int | None:

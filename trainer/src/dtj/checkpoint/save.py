@@ -1,6 +1,6 @@
 """State -> one committed checkpoint, or none: after a crash at any point the previous checkpoint is intact.
 
-prepare  an empty place for the content, which no run reads
+prepare  delete what crashed writers left; then an empty place for the content, which no run reads
 write    state.pt and shards into it
 commit   make it the checkpoint of step N                     one atomic operation, see storage.py
 prune    delete older checkpoints
@@ -10,7 +10,7 @@ Before it commits or removes anything, the writer reads again whether the folder
 
 import contextlib
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ def prepare(owner: Owner, step: int) -> Location:
     """
     with _explained(owner, step):
         owner.check()
+        _remove(owner, owner.leftovers)
         return owner.storage.begin(step, owner.writer)
 
 
@@ -81,15 +82,20 @@ def check_loadable(value: Any, path: str) -> None:
 
 
 def _prune(owner: Owner, committed: int, *, keep: int, best: int | None) -> None:
-    """Delete old checkpoints, unreadable later ones, and what writers that no longer write have left."""
+    """Delete old checkpoints, unreadable later ones, and what is left of unfinished ones."""
     names = owner.storage.names()
+    owner.leftovers &= set(names)
     # This run resumed before later ones if they were unreadable. They would soon count as one of the `keep`.
     unreadable = [n for n in paths.later(names, committed=committed) if _is_damaged(owner.run_dir / n)]
     doomed = unreadable + paths.to_remove(names, committed=committed, keep=keep, best=best)
     own = [n for n in paths.unfinished(names) if n.endswith(f".{owner.writer}.tmp") or n in owner.leftovers]
     if doomed or own:
         owner.check()
-    for name in doomed + own:
+    _remove(owner, doomed + own)
+
+
+def _remove(owner: Owner, names: Iterable[str]) -> None:
+    for name in names:
         with contextlib.suppress(OSError):  # one that may not be removed keeps no other one
             owner.storage.remove(name, writer=owner.writer)
 

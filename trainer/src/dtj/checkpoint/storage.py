@@ -19,7 +19,7 @@ from typing import Any
 
 from dtj.checkpoint import paths
 from dtj.checkpoint.objects import Location, ObjectPath
-from dtj.errors import CheckpointError, revealed
+from dtj.errors import CheckpointError, NoSpaceError, revealed
 
 
 def content(checkpoint: Location) -> Location:
@@ -40,18 +40,15 @@ def not_written(run_dir: Location, step: int, error: BaseException) -> Checkpoin
     """The error for a checkpoint of `step` that could not be written."""
     cause = revealed(error)
     reason = cause.strerror if isinstance(cause, OSError) else None
-    return CheckpointError(
-        f"checkpoint {run_dir / paths.name_of(step)} could not be written: {reason or error}",
-        fix=_fix(run_dir, cause),
-    )
-
-
-def _fix(run_dir: Location, cause: BaseException) -> str:
+    what = f"checkpoint {run_dir / paths.name_of(step)} could not be written: {reason or error}"
     if not isinstance(run_dir, Path):
-        return "check the bucket, and that every replica has the store's address and credentials to write"
+        fix = "check the bucket, and that every replica has the store's address and credentials to write"
+        return CheckpointError(what, fix=fix)
     if isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return "free space on this volume, or enlarge it: one checkpoint more than --keep must fit"
-    return "check that the volume is mounted on every node, has space, and that this user may write to it"
+        fix = "free space on this volume, or enlarge it: one checkpoint more than --keep must fit"
+        return NoSpaceError(what, fix=fix)
+    fix = "check that the volume is mounted on every node, has space, and that this user may write to it"
+    return CheckpointError(what, fix=fix)
 
 
 class Folder:
@@ -114,12 +111,14 @@ class Folder:
         return final
 
     def remove(self, name: str, *, writer: str) -> None:
-        """Delete a checkpoint such that a crash never leaves a part of it committed."""
+        """Delete a part, or a checkpoint such that a crash never leaves a part of it committed."""
         folder = self._run_dir / name
         if (step := paths.step_of(name)) is not None:
             doomed = self._run_dir / paths.doomed_name_of(step, writer)
             shutil.rmtree(doomed, ignore_errors=True)
             folder = folder.rename(doomed)
+        if folder.is_file():  # of a `replace` that did not end
+            folder.unlink()
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -16,7 +16,7 @@ from dtj.checkpoint import paths, save, storage
 from dtj.checkpoint.objects import Location, locate
 from dtj.checkpoint.owner import Owner
 from dtj.checkpoint.parts import Snapshot
-from dtj.errors import CheckpointError, DamagedError, DtjError, RecipeError, SupersededError
+from dtj.errors import CheckpointError, DamagedError, DtjError, NoSpaceError, RecipeError, SupersededError
 from dtj.ranks import exchange
 from dtj.telemetry import report_pipe
 
@@ -25,7 +25,8 @@ T = TypeVar("T")
 _Fields = list[str]  # of an error: its type, what and fix
 NO_SCORE = -math.inf
 _ERRORS: dict[str, type[DtjError]] = {
-    error.__name__: error for error in (CheckpointError, DamagedError, RecipeError, SupersededError)
+    error.__name__: error
+    for error in (CheckpointError, DamagedError, NoSpaceError, RecipeError, SupersededError)
 }
 
 

@@ -108,12 +108,20 @@ class Boundary:
         if self.groups.stop and self._stops_alone and not is_last:
             self._stop_unsaved()
 
-    def conclude(self) -> Location | None:
-        """Save the final state. Ranks with local steps synchronize first; raises if a loss was not finite."""
+    def conclude(self, *, may_wait: bool = False) -> Location | None:
+        """Save the final state. Ranks with local steps synchronize first; raises if a loss was not finite.
+
+        may_wait  for space on a full volume, until a stop signal
+        """
         self.strategy.after_step(self.progress.step, force=True)
         self._check_weights()
         with heartbeat.mine.saving():
-            folder = self._checkpointer.save(self.progress.step, group=self.groups.control, last=True)
+            folder = self._checkpointer.save(
+                self.progress.step,
+                group=self.groups.control,
+                last=True,
+                may_wait=lambda: may_wait and not self.groups.stop,
+            )
             # Every rank waits here until rank 0 has committed the checkpoint. If rank 0 is lost during the
             # save, its replacement receives the state of another rank and saves it.
             if folder and self.groups.control is not None:
