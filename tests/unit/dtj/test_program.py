@@ -1,5 +1,10 @@
 """What `dtj run` refuses to run, and what to write instead."""
 
+import builtins
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from dtj.cli import program
@@ -30,3 +35,18 @@ def test_program_that_is_not_a_script(words: list[str], message: str) -> None:
 def test_module_that_starts_ranks_is_refused(module: str) -> None:
     with pytest.raises(RecipeError, match=f"-m {module} starts the ranks, and so does dtj run"):
         program.module(module, ["train.py"])
+
+
+@pytest.mark.parametrize("made", [program.script, program.module])
+def test_builtins_of_a_program_are_a_module_as_under_python(
+    made: Callable[..., Callable[[], None]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs set names there: `print` of rank 0 only, or `profile` where no profiler has set it."""
+    (tmp_path / "sets.py").write_text("__builtins__.of_program = 1; __builtins__.of_program += of_program")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(builtins, "of_program", 0, raising=False)  # removed afterwards
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    made("sets.py" if made is program.script else "sets", [])()
+    assert vars(builtins)["of_program"] == 2

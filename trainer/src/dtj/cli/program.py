@@ -1,5 +1,6 @@
 """What a rank runs: a script, a module, or a recipe through the built-in loop."""
 
+import builtins
 import runpy
 import shlex
 import sys
@@ -89,4 +90,5 @@ def _new_main() -> ModuleType:
     to pickle an object of a class of the script, for example.
     """
     sys.modules["__main__"] = found = ModuleType("__main__")
+    vars(found)["__builtins__"] = builtins  # as Python does it; `exec` would set a dict
     return found
