@@ -123,6 +123,13 @@ def test_shared_memory_of_a_script_that_is_killed_is_freed(start: Start, tmp_pat
     assert ended.code == 0, ended.err
 
 
+def test_script_opens_its_process_group_again_and_again(finish: Callable[..., Finished]) -> None:
+    """Under torchrun a rank may find the addresses of the group before, and fail to connect."""
+    ended = finish("run", "--nproc", 2, FOREIGN / "opens_again.py")
+    assert ended.code == 0, ended.err
+    assert ended.out.count("done") == 2
+
+
 def test_script_that_starts_the_processes_of_its_group_itself(finish: Callable[..., Finished]) -> None:
     ended = finish("run", FOREIGN / "own_processes.py", OWN_PORT=free_port())
     assert ended.code == 0, ended.err

@@ -18,7 +18,7 @@ from typing import Any
 from dtj import contract
 from dtj.agent import process_end
 from dtj.agent.child_process import detach
-from dtj.agent.rank import cuda, heap, optimizer_steps, own_stacks
+from dtj.agent.rank import cuda, heap, openings, optimizer_steps, own_stacks
 from dtj.agent.rank.uncaught import UncaughtErrors
 from dtj.agent.wire import outcome
 from dtj.copies import slot
@@ -106,6 +106,7 @@ def _prepare_torch(threads: int) -> None:
     optimizer_steps.count()
     if int(os.environ[contract.WORLD_SIZE]) > 1:
         choose_store()
+        openings.separate()
         found = torch.accelerator.current_accelerator()  # that this torch was built for
         if found is None or (found.type == "cuda" and not cuda.has_device(os.environ)):
             # Else Accelerate, and so transformers' Trainer, lets each rank train for itself on CPUs.
