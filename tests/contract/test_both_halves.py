@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from dtj import contract as trainer
+from dtj.agent.coordinator import membership
 from dtj.agent.options import Options
 from dtj.agent.placement import Placement
 from dtj.agent.report.status import Facts, Status
@@ -25,8 +26,10 @@ from dtj.local import manifest as local
 from dtj_client.from_yaml import documents
 from dtj_operator.model import agent_status, exit_report, names, spec
 from dtj_operator.model.memory import Restarts
+from dtj_operator.plan import blame
 from dtj_operator.plan.actions import headline
 from dtj_operator.plan.children.env import PodContext, of_replica, shared
+from dtj_operator.plan.policies import restart
 from tests.support.builders import JobBuilder
 
 PAGE = (Path(__file__).parents[2] / "docs" / "contract.md").read_text()
@@ -219,6 +222,15 @@ def test_operator_accepts_the_status_of_replica_0_only():
 )
 def test_log_of_the_agent_and_status_of_the_job_have_the_same_line_of_an_error(message: str):
     assert outcome.headline(message) == headline(message)
+
+
+def test_same_errors_are_the_programs_on_both_sides_and_end_with_the_same_time():
+    """Agents count restarts in place without progress by these rules, and the operator those of pods."""
+    at = datetime.now(UTC)
+    endings = [Ending(rank=0, code=1, at=at, reason=reason) for reason in trainer.REASONS]
+    counted = {each.cause for each in endings if outcome.error_number(each)}
+    assert counted == set(blame.PROGRAM_ERRORS)
+    assert membership.RAN_WELL_S == restart.RAN_WELL_S
 
 
 def test_client_and_local_run_read_the_same_values_from_a_manifest():

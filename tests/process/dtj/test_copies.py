@@ -38,11 +38,12 @@ def test_lost_rank_costs_no_more_than_the_steps_since_the_last_copy(
     assert ended.code == 0, ended.err
     assert "generation 2: restarted all ranks" in ended.err
     assert "resuming from memory, step 4" in ended.err
-    for rank in range(int(str(flags[1]))):
+    ranks = int(str(flags[1]))
+    for rank in range(ranks):
         steps = trace(tmp_path, rank)
         before, after = steps[:-2], steps[-2:]
         assert [step for step, _ in before] == list(range(len(before)))
-        # Others may lose the dead rank in step 5; under diloco they may train until the next sync point.
-        assert len(before) >= 4
+        # Another rank may lose the dead one in step 5; under diloco it may train until the next sync point.
+        assert len(before) >= (5 if rank == ranks - 1 else 4)
         assert [step for step, _ in after] == [4, 5]
         assert len(set(steps)) == 6, "a step that was done again differs"

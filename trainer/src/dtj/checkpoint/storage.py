@@ -119,7 +119,8 @@ class Folder:
             folder = folder.rename(doomed)
         if folder.is_file():  # of a `replace` that did not end
             folder.unlink()
-        shutil.rmtree(folder, ignore_errors=True)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class ObjectStore:
