@@ -30,7 +30,7 @@ NAMES = (
     "memory",
     "mistakes",
 )
-# These take hours, or need a Kueue, so they run only when named.
+# These take hours, need a Kueue or a GPU, so they run only when named.
 BY_NAME_ONLY = (
     "recovery",
     "recovery_local",
@@ -47,6 +47,7 @@ BY_NAME_ONLY = (
     "many_agents",
     "preemption",
     "placement",
+    "gpu",
 )
 
 if unknown := set(sys.argv[1:]) - {*NAMES, *BY_NAME_ONLY}:

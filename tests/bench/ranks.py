@@ -21,12 +21,18 @@ def tell(**values: Any) -> None:
     print(_MARK + json.dumps(values), flush=True)
 
 
-def numbers(command: Sequence[object], *, timeout_s: float = 300, **env: str) -> dict[str, Any]:
-    """Numbers printed by the ranks of a command, merged; raises RuntimeError if it fails or prints none."""
+def numbers(
+    command: Sequence[object], *, timeout_s: float = 300, folder: str | Path | None = None, **env: str
+) -> dict[str, Any]:
+    """Numbers printed by the ranks of a command, merged; RuntimeError if it fails or prints none.
+
+    folder  of the command; default: the present one
+    """
     path = os.pathsep.join([str(Path("trainer/src").resolve()), str(Path.cwd())])
     ended = subprocess.run(
         [str(word) for word in command],
         timeout=timeout_s,
+        cwd=folder,
         capture_output=True,
         text=True,
         check=False,

@@ -1,76 +1,12 @@
 """GPT-2 124M on a GPU: number formats, compilation, evaluation, resume, and a rank that dies."""
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-PROGRAM = Path(__file__).with_name("program.py")
-ROOT = Path(__file__).parents[2]
-ON_GPU = torch.cuda.is_available()
-TRIED_ON_CPU = os.environ.get("DTJ_TEST_DEVICE") == "cpu"
+from tests.gpu.training import ON_GPU, Train, Trained
+
 SLACK = 1.02  # of memory: the allocator rounds up, and cuBLAS keeps a workspace
-
-pytestmark = [
-    pytest.mark.skipif(
-        not (ON_GPU or TRIED_ON_CPU),
-        reason="torch finds no GPU here (DTJ_TEST_DEVICE=cpu tries the tests with a tiny model)",
-    ),
-    pytest.mark.timeout(900),
-]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """What the program wrote, and what its agent printed."""
-
-    found: dict[str, Any]
-    err: str
-
-    @property
-    def losses(self) -> dict[int, float]:
-        """Step, from 0 -> its loss, for the steps of the last life of the process."""
-        return {int(step): loss for step, loss in self.found["losses"].items()}
-
-
-Train = Callable[..., Trained]
-
-
-def training(folder: Path) -> Train:
-    """train("--precision", "bf16", STEPS=8): flags of `dtj run`, and environment variables."""
-
-    def train(*flags: object, **env: object) -> Trained:
-        out = folder / f"found-{len(list(folder.glob('found-*')))}"
-        words = [sys.executable, "-m", "dtj", "run", *map(str, flags), str(PROGRAM)]
-        given = {name: str(value) for name, value in {"OUT": out, **env}.items()}
-        ended = subprocess.run(
-            words, env=os.environ | given, cwd=ROOT, capture_output=True, text=True, check=False
-        )
-        assert ended.returncode == 0, ended.stderr
-        trained = Trained(found=json.loads(out.read_text()), err=ended.stderr)
-        assert trained.found["device"] == ("cuda" if ON_GPU else "cpu")
-        return trained
-
-    return train
-
-
-@pytest.fixture
-def train(tmp_path: Path) -> Train:
-    """Runs of one test."""
-    return training(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def float32(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """Sixteen steps in float32, which the other number formats are compared with."""
-    return training(tmp_path_factory.mktemp("float32"))("--micro-batch", 4, STEPS=16)
 
 
 def falls(losses: dict[int, float]) -> bool:
@@ -149,7 +85,7 @@ def test_killed_rank_continues_from_its_copy_in_memory(train: Train) -> None:
         "--max-restarts",
         1,
         STEPS=12,
-        DIE_AT=7,
+        FAULT="kill:0:7",
     )
     assert "rank 0 was killed by SIGKILL" in trained.err
     assert min(trained.losses) > 0

@@ -1,13 +1,23 @@
-"""What the stacks of a rank say about where its main thread is."""
+"""What the stacks of a rank say about where its main thread is, and about its collectives."""
 
 import sysconfig
 
 import pytest
+import torch
+import torch.distributed
 
-from dtj.agent.replica.frames import place_of
+from dtj.agent.rank.own_stacks import collectives
+from dtj.agent.replica.frames import collectives_of, place_of
 from dtj.agent.wire.probe import NOWHERE, Place
 
 LIBRARY = sysconfig.get_path("purelib") + "/torch/nn/modules/linear.py"
+# As torch 2.11 wrote it on an H100, in a rank that waited for its peer.
+NCCL = (
+    b'{"comm_lib_version":"2.28.9","nccl_comm_state":{},'
+    b'"pg_config":{"0":{"desc":"default_pg","name":"0","ranks":"[0, 1]"}},'
+    b'"pg_status":{"0":{"last_completed_collective":"3","last_enqueued_collective":"4",'
+    b'"last_started_collective":"-1"}},"version":"2.10"}'
+)
 FUNCTIONAL = sysconfig.get_path("purelib") + "/torch/distributed/_functional_collectives.py"
 
 
@@ -103,3 +113,21 @@ def test_text_names_the_callers_line() -> None:
     assert (
         Place("/lib/a.py:1 in f", "/app/b.py:2 in g").text == "/lib/a.py:1 in f, called from /app/b.py:2 in g"
     )
+
+
+def test_rank_tells_its_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch_says(monkeypatch, NCCL)
+    written = f"{stacks([frame('/app/train.py')])}\n\n{collectives()}"
+    assert collectives_of(written) == {"0": (4, 3)}
+    assert place_of(written).frame == "/app/train.py:7 in run"
+
+
+@pytest.mark.parametrize("says", [b"{}", b"no JSON", b'{"pg_status": {"0": {}}, "pg_config": {}}'])
+def test_rank_without_nccl_tells_none(monkeypatch: pytest.MonkeyPatch, says: bytes) -> None:
+    torch_says(monkeypatch, says)
+    assert not collectives()
+
+
+def torch_says(monkeypatch: pytest.MonkeyPatch, says: bytes) -> None:
+    name = "_dump_nccl_trace_json"
+    monkeypatch.setattr(torch._C._distributed_c10d, name, lambda **_: says, raising=False)

@@ -38,6 +38,11 @@ SILENT = Probe()
 UNKNOWN = Probe(responds=True)  # too many threads
 
 
+def with_nccl(probe: Probe, *counts: tuple[int, int]) -> Probe:
+    """counts: collectives begun and done, for each group."""
+    return replace(probe, collectives={str(number): each for number, each in enumerate(counts)})
+
+
 def many(*odd: Probe, size: int = 128, crowd: Probe = WAITING) -> dict[int, Probe]:
     """As many ranks, of which the last are odd."""
     return dict(enumerate([*[crowd] * (size - len(odd)), *odd]))
@@ -58,6 +63,21 @@ def many(*odd: Probe, size: int = 128, crowd: Probe = WAITING) -> dict[int, Prob
         ),
         pytest.param(many(ELSEWHERE, crowd=ITEM), [127], id="one of 128 on accelerators"),
         pytest.param(many(ELSEWHERE, LOOPS), [126, 127], id="two of 128 on CPUs"),
+        pytest.param(
+            {0: with_nccl(ITEM, (9, 8)), 1: with_nccl(ELSEWHERE, (8, 8))},
+            [1],
+            id="has not begun what NCCL waits for",
+        ),
+        pytest.param(
+            {0: with_nccl(ITEM, (9, 8), (3, 3)), 1: with_nccl(LOOPS, (8, 8), (3, 3))},
+            [1],
+            id="in one of two groups",
+        ),
+        pytest.param(
+            many(with_nccl(LOOPS, (8, 8)), crowd=with_nccl(EVALUATES, (9, 8))),
+            [127],
+            id="of 128, and none stands still",
+        ),
         pytest.param({0: ELSEWHERE}, [0], id="a single rank"),
         pytest.param({0: COMPILED, 1: ELSEWHERE}, [1], id="not one that waits in compiled code"),
         pytest.param(
@@ -85,6 +105,24 @@ def test_culprits(probes: dict[int, Probe], culprits: list[int]) -> None:
 def test_no_rank_is_to_blame_if_none_stands_out(probes: dict[int, Probe]) -> None:
     verdict = judge(probes)
     assert (verdict.culprits, verdict.is_shared, verdict.working) == (list(probes), True, None)
+
+
+@pytest.mark.parametrize(
+    "probes",
+    [
+        pytest.param(
+            {0: with_nccl(LOOPS, (9, 8)), 1: with_nccl(ITEM, (8, 7))},
+            id="both wait for NCCL, one a collective later",
+        ),
+        pytest.param(
+            {0: with_nccl(LOOPS, (9, 9)), 1: with_nccl(ITEM, (9, 9))}, id="both have done all that they began"
+        ),
+    ],
+)
+def test_no_rank_is_to_blame_if_all_wait_for_their_gpus(probes: dict[int, Probe]) -> None:
+    """An endless kernel, for instance: on which GPU it runs is not known."""
+    verdict = judge(probes)
+    assert (verdict.culprits, verdict.is_shared, verdict.patience) == ([0, 1], True, 1 / 3)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ class FullyShard(Strategy):
     replicated = False
     in_lockstep = True
     loads_shards = True
+    sends_in_forward = True
 
     def __init__(
         self, layout: Layout, device: torch.device, *, half: torch.dtype | None, reduce_once: bool = False

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dtj.errors import RecipeError
 from dtj.parallel import deferred
-from dtj.parallel.strategy import LoadWeights, Strategy, blocks, check_model
+from dtj.parallel.strategy import LoadWeights, Strategy, blocks, check_model, unwrap
 from dtj.settings import Settings
 from dtj.telemetry import flops
 
@@ -41,7 +41,9 @@ def parallelize(
     if settings.recompute:
         recompute(model, layers)
     if settings.compile:
-        compile_in_place(layers, strategy.device)
+        # A compiled embedding adds up its gradients in any order: on CPUs a resumed run would not be exact.
+        by_blocks = strategy.sends_in_forward or strategy.device.type == "cpu"
+        compile_in_place(layers if by_blocks else [model], strategy.device)
     strategy.ddp_options = ddp_options
     return strategy.add(model, is_healing=is_healing, load=load)
 
@@ -107,9 +109,11 @@ def _with_buffers(
             module._buffers.update(found)
 
 
-def compile_in_place(layers: Iterable[nn.Module], device: torch.device) -> None:
-    """torch.compile each block. Equal blocks are compiled only once; collectives between blocks stay eager.
+def compile_in_place(modules: Iterable[nn.Module], device: torch.device) -> None:
+    """torch.compile each module: the whole model, or only its blocks.
 
+    Equal blocks are compiled only once, and collectives between them stay eager. The whole takes longer to
+    compile and runs faster: it includes the head, and the loss if that is computed in forward.
     RecipeError on a CPU if there is no C++ compiler.
     """
     compiler = os.environ.get("CXX", "g++")
@@ -118,5 +122,10 @@ def compile_in_place(layers: Iterable[nn.Module], device: torch.device) -> None:
             f"--compile on a CPU needs a C++ compiler, but {compiler!r} is not in the PATH",
             fix="install g++ (or set CXX), or omit --compile",
         )
-    for block in layers:
-        block.compile()
+    for module in modules:
+        module.compile()
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """True if the whole model was compiled in place, or is DDP's wrapper of such a model."""
+    return unwrap(model)._compiled_call_impl is not None

@@ -30,6 +30,7 @@ class Pipeline(Strategy):
     """torch's schedules. The module keeps its names; parameters of other stages become meta tensors."""
 
     replicated = False
+    sends_in_forward = True
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         super().__init__(layout, device)

@@ -46,6 +46,7 @@ class Strategy:
     pipeline_micro_batches  how many are good, all of one size; None: any number, of any sizes
     max_steps_ahead  steps that a rank may be ahead of the slowest one
     loads_shards weights are loaded into the wrapped model: a rank reads its shards only
+    sends_in_forward  forward has collectives between blocks, so that only the blocks can be compiled
     extra        the strategy's own state, with state_dict and load_state_dict, to be saved in checkpoints
 
     ddp_options  of DistributedDataParallel, for the next model; other strategies ignore them
@@ -61,6 +62,7 @@ class Strategy:
     pipeline_micro_batches: int | None = None
     max_steps_ahead = 0
     loads_shards = False
+    sends_in_forward = False
     extra: Any = None
 
     def __init__(self, layout: Layout, device: torch.device) -> None:

@@ -28,6 +28,7 @@ class TensorParallel(Strategy):
 
     replicated = False
     loads_shards = True
+    sends_in_forward = True
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         """Shard the model in place, by its tensor_plan."""

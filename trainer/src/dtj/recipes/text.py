@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from dtj.data import text
 from dtj.models.gpt import GPT, GPT2_124M, Shape, generate
+from dtj.parallel.parallelize import is_compiled
 from dtj.recipe import Recipe
 
 _HEAD_WIDTH = 32
@@ -18,6 +19,8 @@ _CLIP = 1.0  # as in the GPT papers; without it, a single batch sometimes raises
 _HELD_OUT = 10  # one file in ten
 _PROMPT = b"def forward(self, "
 _TEMPERATURE = 0.7
+
+_compiled_cross_entropy = torch.compile(cross_entropy)
 
 
 def recipe(  # noqa: PLR0913, PLR0917 - its arguments are those of the command line
@@ -74,7 +77,7 @@ def _language_model(
     return Recipe(
         model=lambda: GPT(shape),
         data=train,
-        loss=lambda model, mb: cross_entropy(model(mb.x).flatten(0, 1), mb.y.flatten()),
+        loss=_loss,
         optimizer=lambda parameters: _adamw(list(parameters), lr),
         schedule=_warm_up_and_decay,
         clip=_CLIP,
@@ -95,6 +98,12 @@ def split(*, context: int, limit: int) -> tuple[text.Windows, text.Windows]:
     held_out = files[::_HELD_OUT]
     train = [file for number, file in enumerate(files) if number % _HELD_OUT]
     return tuple(text.Windows(b"".join(part), context=context) for part in (train, held_out))  # type: ignore[return-value]
+
+
+def _loss(model: nn.Module, mb: Any) -> torch.Tensor:
+    # Compiled, it does not write the logits to memory once more in float32, nor their probabilities.
+    loss_of = _compiled_cross_entropy if is_compiled(model) else cross_entropy
+    return loss_of(model(mb.x).flatten(0, 1), mb.y.flatten())
 
 
 def _adamw(weights: list[nn.Parameter], lr: float) -> Optimizer:

@@ -9,6 +9,7 @@ INSIST  faulthandler answers, whatever the process is doing. If a thread calls a
 """
 
 import faulthandler
+import json
 import os
 import signal
 import sys
@@ -46,7 +47,7 @@ def _serve(fd: int) -> None:
     while True:
         signal.sigwait({ASK})
         with suppress(OSError):  # the pipe is full, or the agent is gone
-            os.write(fd, _stacks().encode(errors="replace"))
+            os.write(fd, f"{_stacks()}\n{collectives()}".encode(errors="replace"))
 
 
 def _stacks() -> str:
@@ -58,6 +59,23 @@ def _stacks() -> str:
     return "\n".join(
         _stack("Main thread" if thread == main else "Thread", thread, frames[thread]) for thread in threads
     )
+
+
+def collectives() -> str:
+    """A line for each process group of NCCL: what this rank has begun in it, and how much of that is done.
+
+    On a GPU no frame says that a rank waits for others, see verdict.py.
+    """
+    distributed = sys.modules.get("torch._C._distributed_c10d")
+    dump = getattr(distributed, "_dump_nccl_trace_json", None)  # torch without CUDA has none
+    with suppress(Exception):  # torch's own name and format, which a version may change
+        found = json.loads(dump(includeCollectives=False, onlyActive=True)) if dump else {}
+        return "".join(
+            f"NCCL group {found['pg_config'][number]['name']}: {counts['last_enqueued_collective']} begun,"
+            f" {counts['last_completed_collective']} done\n"
+            for number, counts in found.get("pg_status", {}).items()
+        )
+    return ""
 
 
 def _stack(name: str, thread: int, frame: FrameType) -> str:

@@ -1,4 +1,4 @@
-"""The Python stacks of a rank, as rank/own_stacks.py writes them -> where its main thread is. Pure."""
+"""What a rank writes about itself (rank/own_stacks.py) -> where it is, and its collectives. Pure."""
 
 import re
 import sysconfig
@@ -13,6 +13,7 @@ _WAITING = re.compile(
     r"|/torch/(_ops\.py$|_library/|futures/)"
 )
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
+_COLLECTIVES = re.compile(r"^NCCL group (\S+): (-?\d+) begun, (-?\d+) done$", re.MULTILINE)
 _MAIN = ("Main thread", "Current thread")
 _OURS = str(Path(__file__).parents[2])
 _LIBRARIES = (_OURS, sysconfig.get_path("stdlib"), "<")
@@ -37,6 +38,11 @@ def place_of(stacks: str) -> Place:
         caller="" if own is telling else _text(own),
         path=zlib.crc32(repr(calls).encode()),
     )
+
+
+def collectives_of(stacks: str) -> dict[str, tuple[int, int]]:
+    """By group of NCCL, the number of collectives that the rank has begun, and of those that are done."""
+    return {found[1]: (int(found[2]), int(found[3])) for found in _COLLECTIVES.finditer(stacks)}
 
 
 def _text(frame: re.Match[str]) -> str:

@@ -93,6 +93,7 @@ class Looks:
                 responds=one.responds,
                 is_stopped=one.is_stopped,
                 asleep_s=looks.asleep_s.get(pid, 0.0),
+                collectives=one.collectives,
             )
         looks.then(probes, found)
 

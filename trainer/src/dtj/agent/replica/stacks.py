@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from dtj.agent.rank.process import RankProcess
 from dtj.agent.rank.process_usage import process_of
-from dtj.agent.replica.frames import place_of
+from dtj.agent.replica.frames import collectives_of, place_of
 
 # Time that the ranks get to write their stacks; one that is late gets a little more, again and again.
 _STACKS_S = 1.0
@@ -26,6 +26,7 @@ class RankStacks:
     """The stacks of one rank.
 
     place       of its main thread
+    collectives  of NCCL: begun and done, by group
     responds    it wrote something
     is_stopped  its process is stopped, for example by SIGSTOP or a debugger
     is_runnable  its main thread runs, or waits for a processor
@@ -37,6 +38,7 @@ class RankStacks:
         self.responds = bool(text)
         self.text = text or _NONE
         self.place = place_of(text)
+        self.collectives = collectives_of(text)
         state = _state_of(process)
         self.is_stopped, self.is_runnable = state in _STOPPED, state == "R"
 

@@ -1,7 +1,8 @@
 """What two samples of a silent rank show, and what follows for this rank alone. Pure."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 # What a rank does between the two, see looks.py, in words for the user.
@@ -70,6 +71,7 @@ class Probe:
     responds: bool = False
     is_stopped: bool = False
     asleep_s: float = 0.0
+    collectives: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def waits(self) -> bool:

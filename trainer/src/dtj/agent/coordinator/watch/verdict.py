@@ -1,9 +1,10 @@
 """Two samples of every silent rank -> which ranks keep the others waiting; are they at work? Pure.
 
 A rank inside a collective waits for others. On an accelerator the wait has no frame of its own: the program
-stands where it next reads the device. So a majority that stands at one place waits, too. The other ranks
-keep them waiting. Such a rank hangs if it does nothing; if it does something, it may be an evaluation or an
-endless loop, and it gets more time.
+stands where it next reads the device. But NCCL counts: a rank that has begun fewer collectives than others,
+and waits for none, keeps them waiting. If there is no such rank, a majority that stands at one place waits,
+too, and the other ranks keep them waiting. A rank that does so hangs if it does nothing; if it does
+something, it may be an evaluation or an endless loop, and it gets more time.
 
 The native code of a backward pass, or of an operator on shards, computes and waits in one frame. So if all
 seem to wait, but some use a CPU and others do nothing, these others wait for those.
@@ -39,13 +40,16 @@ def judge(probes: Mapping[int, Probe], *, has_ended: bool = False) -> Verdict:
     if stopped := [rank for rank, probe in probes.items() if probe.is_stopped]:
         return Verdict(culprits=sorted(stopped), is_stopped=True)
     crowd = _majority(probes)
-    suspects = [
-        rank
-        for rank, probe in probes.items()
-        if not probe.waits
-        and (not probe.responds or probe.place.frame)  # else its main thread is unknown
-        and (crowd is None or probe.place[:2] != crowd)
-    ]
+    suspects = (
+        _late(probes)
+        or [
+            rank
+            for rank, probe in probes.items()
+            if not probe.waits
+            and (not probe.responds or probe.place.frame)  # else its main thread is unknown
+            and (crowd is None or probe.place[:2] != crowd)
+        ]
+    )
     computing = _computing(probes) if not suspects else []
     culprits = sorted(suspects or computing or probes)
     # A wait for an accelerator uses CPU, so the CPU of a majority counts only if there is no other suspect.
@@ -124,6 +128,21 @@ def _computing(probes: Mapping[int, Probe]) -> list[int]:
     if not _all_wait(probes) or all(probe.does for probe in probes.values()):
         return []
     return [rank for rank, probe in probes.items() if probe.does == USES_CPU]
+
+
+def _late(probes: Mapping[int, Probe]) -> list[int]:
+    """Ranks that have begun fewer collectives of NCCL in a group than others there, and wait for none."""
+    most: dict[str, int] = {}
+    for probe in probes.values():
+        for group, (begun, _) in probe.collectives.items():
+            most[group] = max(begun, most.get(group, begun))
+    return [
+        rank
+        for rank, probe in probes.items()
+        if not probe.waits
+        and all(begun == done for begun, done in probe.collectives.values())
+        and any(begun < most[group] for group, (begun, _) in probe.collectives.items())
+    ]
 
 
 def _majority(probes: Mapping[int, Probe]) -> tuple[str, str] | None:

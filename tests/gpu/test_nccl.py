@@ -1,0 +1,111 @@
+"""Two pods with one rank each, which send by NCCL: strategies, checkpoints, and each kind of failure."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu.training import ON_GPU, Train, Trained
+
+STRATEGIES = (
+    "--parallel ddp",
+    "--parallel ddp --compile",
+    "--parallel ddp --micro-batch 3",
+    "--parallel zero1",
+    "--parallel fsdp",
+    "--parallel fsdp --micro-batch 3 --reduce-once",
+    "--parallel fsdp --compile --recompute",
+    "--parallel tp",
+    "--parallel pp",
+)
+LOSSY = (
+    "--precision bf16",
+    "--precision fp16",
+    "--compress bf16",
+    "--compress powersgd",
+    "--compress topk",
+    "--sync local:2",
+    "--sync diloco:2",
+    "--sync stale:1",
+)
+SMALL: dict[str, Any] = {"SHAPE": "tiny", "STEPS": 8}
+FAILURES = {"kill": "SIGKILL", "assert": "device-side assert", "memory": "memory"}
+ON_CPU_TOO = {"kill", "sleep", "spin"}
+HANGS_SOON = {"DTJ_HANG_SECONDS": 10, "DTJ_HANG_WORKING_SECONDS": 30, "PACE": 0.3}
+
+
+@pytest.mark.parametrize("flags", STRATEGIES)
+def test_two_ranks_compute_what_one_computes(train: Train, tiny: Trained, flags: str) -> None:
+    trained = train(*flags.split(), pods=2, **SMALL)
+    assert trained.losses == pytest.approx(tiny.losses, rel=1e-3)
+    assert trained.found["score"] == pytest.approx(tiny.found["score"], rel=1e-3)
+
+
+@pytest.mark.parametrize("flags", LOSSY)
+def test_approximations_learn_what_one_rank_learns(train: Train, tiny: Trained, flags: str) -> None:
+    trained = train(*flags.split(), pods=2, **SMALL)
+    assert trained.losses[0] == pytest.approx(tiny.losses[0], rel=0.01)
+    assert trained.losses[7] < 0.98 * trained.losses[0]  # topk sends one gradient in a hundred
+
+
+@pytest.mark.parametrize("how", ["fsdp", "ddp"])
+def test_two_ranks_resume_what_two_ranks_saved(train: Train, tmp_path: Path, tiny: Trained, how: str) -> None:
+    flags = ("--parallel", how, "--async-save", "--save-every", 2, "--checkpoint", tmp_path / "saved")
+    train(*flags, pods=2, SHAPE="tiny", STEPS=4)
+    rest = train(*flags, pods=2, SHAPE="tiny", STEPS=8)
+    assert sorted(rest.losses) == [4, 5, 6, 7]
+    assert rest.losses == pytest.approx({step: tiny.losses[step] for step in rest.losses}, rel=1e-3)
+
+
+def test_one_rank_resumes_what_two_ranks_saved(train: Train, tmp_path: Path, tiny: Trained) -> None:
+    saved = ("--checkpoint", tmp_path / "saved")
+    train("--parallel", "fsdp", *saved, pods=2, SHAPE="tiny", STEPS=4)
+    rest = train("--parallel", "none", *saved, SHAPE="tiny", STEPS=8)
+    assert rest.losses == pytest.approx({step: tiny.losses[step] for step in (4, 5, 6, 7)}, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_both_ranks_continue_from_their_copies(train: Train, tiny: Trained, kind: str) -> None:
+    """There is no checkpoint: without the copies they would start at step 0 again."""
+    need_gpu(kind)
+    trained = train("--memory-every", 2, pods=2, DTJ_MAX_RESTARTS=1, FAULT=f"{kind}:1:5", **SMALL)
+    assert "rank 1 " in trained.err
+    assert FAILURES[kind] in trained.err
+    if ON_GPU:
+        assert min(trained.losses) > 0
+    assert_as_without_failure(trained, tiny)
+
+
+@pytest.mark.long(50)
+@pytest.mark.parametrize("reads", [True, False], ids=["reads each loss", "reads no loss"])
+@pytest.mark.parametrize("kind", ["sleep", "spin"])
+def test_rank_that_hangs_is_named(train: Train, tiny: Trained, kind: str, reads: bool) -> None:
+    """Its peer waits for the GPU: that takes all of a processor, and no frame says what it waits for."""
+    trained = train("--memory-every", 2, pods=2, READ=int(reads), **hang(kind), **SMALL)
+    assert "rank 1 failed: no step for" in trained.errs[1]
+    assert "rank 0 failed" not in trained.err
+    assert_as_without_failure(trained, tiny)
+
+
+@pytest.mark.long(40)
+def test_no_rank_is_blamed_for_a_kernel_that_never_ends(train: Train, tiny: Trained) -> None:
+    """Both ranks wait for their GPUs."""
+    need_gpu("kernel")
+    trained = train("--memory-every", 2, pods=2, READ=1, **hang("kernel"), **SMALL)
+    assert "all ranks wait for each other, so no rank is to blame" in trained.err
+    assert_as_without_failure(trained, tiny)
+
+
+def hang(kind: str) -> dict[str, Any]:
+    return {"FAULT": f"{kind}:1:5", "DTJ_MAX_RESTARTS": 1, **HANGS_SOON}
+
+
+def need_gpu(kind: str) -> None:
+    """Skip failures of a GPU where the tests are tried without one."""
+    if not ON_GPU and kind not in ON_CPU_TOO:
+        pytest.skip("this failure is one of a GPU")
+
+
+def assert_as_without_failure(trained: Trained, whole: Trained) -> None:
+    assert max(trained.losses) == 7
+    assert trained.losses == pytest.approx({step: whole.losses[step] for step in trained.losses}, rel=1e-3)
