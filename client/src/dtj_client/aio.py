@@ -44,7 +44,7 @@ __all__ = [
 T = TypeVar("T")
 
 
-async def submit(program: str | Callable[..., object], *arguments: object, **options: Any) -> "Job":
+async def submit(program: str | Path | Callable[..., object], *arguments: object, **options: Any) -> "Job":
     """Run a program or a function as a new job; arguments and options are those of dtj_client.submit."""
     made = await asyncio.to_thread(api.submit, program, *arguments, **options)
     return Job(made.name, made.kubectl)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 
 from dtj_client import delivery, manifest, submission
 from dtj_client.errors import ClientError
@@ -19,7 +20,7 @@ def cluster(*, namespace: str = "", context: str = "", kubeconfig: str = "") -> 
 
 
 def submit(  # noqa: PLR0913 - the options of a command line
-    program: str | Callable[..., object],
+    program: str | Path | Callable[..., object],
     *arguments: object,
     name: str = "",
     replicas: int | None = None,
@@ -58,6 +59,18 @@ def submit(  # noqa: PLR0913 - the options of a command line
     code         False: the image has the code
     kubectl      the cluster, as `cluster` returns it; kubectl's own default without it
     """
+    words = {"name": name, "image": image, "checkpoints": checkpoints, "code_claim": code_claim}
+    for argument, value in {
+        **words,
+        "queue": queue,
+        "template": template,
+        "requirements": requirements,
+    }.items():
+        _check(argument, value, str, "a string")
+    _check("replicas", replicas, (int, NoneType), "a whole number, or None")
+    _check("env", env, (Mapping, NoneType), "a dictionary, or None")
+    _check("env_from", env_from, (str, list, tuple), "a string, or a list of strings")
+    _check("folder", folder, (str, Path, NoneType), "a path, or None")
     kubectl = kubectl or Kubectl()
     extra: dict[str, str] = {}
     if callable(program):
@@ -66,7 +79,8 @@ def submit(  # noqa: PLR0913 - the options of a command line
         extra[file] = source
         command = [file]
     else:
-        command = [program, *map(str, arguments)]
+        _check("program", program, (str, Path), "a file, another command, or a function")
+        command = [str(program), *map(str, arguments)]
         folder = folder or "."
     if requirements and not code:
         raise ClientError(
@@ -95,6 +109,12 @@ def submit(  # noqa: PLR0913 - the options of a command line
     else:
         stored = submission.create(kubectl, manifest.job(request, with_code=False, template=part))
     return Job(stored["metadata"]["name"], kubectl)
+
+
+def _check(argument: str, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
+    """ClientError if an argument has another type."""
+    if not isinstance(value, kinds):
+        raise ClientError(f"{argument} is {value!r}", f"pass {expected}")
 
 
 def get(kubectl: Kubectl | None = None) -> list[Job]:
