@@ -180,6 +180,33 @@ def test_blocks_of_a_model() -> None:
     assert blocks(nn.ModuleList([shared, shared])) == [shared]  # fully_shard takes a module only once
 
 
+@pytest.mark.parametrize(
+    ("strategy", "device", "is_whole"),
+    [
+        ("ddp", "cuda", True),
+        ("zero1", "cuda", True),
+        ("fsdp", "cuda", False),
+        ("tp", "cuda", False),
+        ("pp", "cuda", False),
+        ("ddp", "cpu", False),
+    ],
+)
+def test_whole_model_is_compiled_on_gpus_if_forward_sends_nothing(
+    strategy: str, device: str, is_whole: bool
+) -> None:
+    layout = lay_out(strategy, "", World(size=2))
+    chosen = select(Settings.read({}), layout, torch.device(device), half=None)
+    model = GPT(Shape(vocabulary=8, context=4, layers=2, heads=2, width=4))
+    assert parallelize.to_compile(model, chosen) == ([model] if is_whole else list(model.blocks))
+
+
+def test_model_that_was_compiled_as_a_whole_is_known() -> None:
+    whole, blocks_only = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))
+    parallelize.compile_in_place([whole, *blocks_only], torch.device("cuda"))
+    assert parallelize.is_compiled(whole)
+    assert not parallelize.is_compiled(blocks_only)
+
+
 def test_gradients_of_what_a_rank_left_out_count_as_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with a layer that is skipped at random; the stand-in for a collective adds those of another rank."""
     here, there, nowhere = (nn.Parameter(torch.zeros(1)) for _ in range(3))

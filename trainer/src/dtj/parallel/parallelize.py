@@ -37,13 +37,10 @@ def parallelize(
             model = model()
     check_model(model)
     deferred.check_values(model, has_file=load is not None)
-    layers = blocks(model) or [model]
     if settings.recompute:
-        recompute(model, layers)
+        recompute(model, blocks(model) or [model])
     if settings.compile:
-        # A compiled embedding adds up its gradients in any order: on CPUs a resumed run would not be exact.
-        by_blocks = strategy.sends_in_forward or strategy.device.type == "cpu"
-        compile_in_place(layers if by_blocks else [model], strategy.device)
+        compile_in_place(to_compile(model, strategy), strategy.device)
     strategy.ddp_options = ddp_options
     return strategy.add(model, is_healing=is_healing, load=load)
 
@@ -109,13 +106,20 @@ def _with_buffers(
             module._buffers.update(found)
 
 
-def compile_in_place(modules: Iterable[nn.Module], device: torch.device) -> None:
-    """torch.compile each module: the whole model, or only its blocks.
+def to_compile(model: nn.Module, strategy: Strategy) -> list[nn.Module]:
+    """The whole model, or its blocks if forward has collectives between them, which stay eager.
 
-    Equal blocks are compiled only once, and collectives between them stay eager. The whole takes longer to
-    compile and runs faster: it includes the head, and the loss if that is computed in forward.
-    RecipeError on a CPU if there is no C++ compiler.
+    Equal blocks are compiled only once. The whole takes longer to compile and runs faster: it includes the
+    head, and the loss if that is computed in forward. On a CPU a compiled embedding adds up its gradients in
+    any order, so that a resumed run would not be exact: there only blocks are compiled.
     """
+    if strategy.sends_in_forward or strategy.device.type == "cpu":
+        return blocks(model) or [model]
+    return [model]
+
+
+def compile_in_place(modules: Iterable[nn.Module], device: torch.device) -> None:
+    """torch.compile each module. RecipeError on a CPU if there is no C++ compiler."""
     compiler = os.environ.get("CXX", "g++")
     if device.type == "cpu" and not shutil.which(compiler):
         raise RecipeError(

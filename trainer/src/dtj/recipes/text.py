@@ -1,6 +1,8 @@
 """Predict the next byte of Python source code: the files of the installed torch package."""
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,8 +21,6 @@ _CLIP = 1.0  # as in the GPT papers; without it, a single batch sometimes raises
 _HELD_OUT = 10  # one file in ten
 _PROMPT = b"def forward(self, "
 _TEMPERATURE = 0.7
-
-_compiled_cross_entropy = torch.compile(cross_entropy)
 
 
 def recipe(  # noqa: PLR0913, PLR0917 - its arguments are those of the command line
@@ -101,9 +101,17 @@ def split(*, context: int, limit: int) -> tuple[text.Windows, text.Windows]:
 
 
 def _loss(model: nn.Module, mb: Any) -> torch.Tensor:
-    # Compiled, it does not write the logits to memory once more in float32, nor their probabilities.
-    loss_of = _compiled_cross_entropy if is_compiled(model) else cross_entropy
+    loss_of = _compiled_cross_entropy() if is_compiled(model) else cross_entropy
     return loss_of(model(mb.x).flatten(0, 1), mb.y.flatten())
+
+
+@functools.cache
+def _compiled_cross_entropy() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """It does not write the logits to memory once more in float32, nor their probabilities.
+
+    Only made if needed: the compiler takes a second to import.
+    """
+    return torch.compile(cross_entropy)
 
 
 def _adamw(weights: list[nn.Parameter], lr: float) -> Optimizer:
