@@ -14,7 +14,7 @@ from torch.distributed.run import config_from_args, get_args_parser
 
 from dtj import contract
 from dtj.agent.placement import Placement
-from dtj.cli import commands, torchrun
+from dtj.cli import commands, program, torchrun
 from dtj.errors import RecipeError
 from dtj_operator.plan.children.env import PodContext, of_replica, shared
 from tests.support.builders import UID, JobBuilder
@@ -116,6 +116,27 @@ def test_option_of_torchrun_without_an_effect_is_accepted():
     flags = ["--start-method=fork", "--monitor-interval=5", "--run-path"]
     get_args_parser().parse_args([*flags, "train.py"])
     assert given(flags) == {"ROLE_NAME": "default"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train.py --lr 1",
+        "train.py -- --lr 1",
+        "-m pkg.train -- --lr 1",
+        "train.py -- -- --lr 1",
+        "train.py --lr 1 -- data",
+        "-- train.py --lr 1",
+    ],
+)
+def test_program_gets_the_words_that_torchrun_gives_it(line: str, monkeypatch: pytest.MonkeyPatch):
+    theirs = get_args_parser().parse_args(line.split())
+    for kind in ("script", "module"):
+        monkeypatch.setattr(program, kind, lambda *named: named)
+    monkeypatch.setattr(torchrun, "environment", lambda _given: {})
+    monkeypatch.setattr(commands, "_launch", lambda named, _given: named)
+    ours = commands._dtj.main(["run", *line.split()], standalone_mode=False)
+    assert ours == (theirs.training_script, tuple(theirs.training_script_args))
 
 
 def given(flags: list[str]) -> dict[str, str]:

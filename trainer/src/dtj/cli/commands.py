@@ -158,7 +158,8 @@ def _run(
             "no script given", fix="for example dtj run train.py; or a job: dtj run -f job.yaml --local"
         )
     os.environ.update(torchrun.environment(given))
-    return _launch(program.module(script, words) if module else program.script(script, words), given)
+    made = program.module if module else program.script
+    return _launch(made(script, torchrun.of_program(words)), given)
 
 
 def _refuse_half(file: str | None) -> NoReturn:

@@ -106,6 +106,11 @@ def environment(given: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in found.items()}
 
 
+def of_program(words: tuple[str, ...]) -> tuple[str, ...]:
+    """The arguments of the program: torchrun takes a `--` right behind its name for itself."""
+    return words[1:] if words[:1] == ("--",) else words
+
+
 def _machines(text: str) -> str:
     least, _, most = text.partition(":")
     if not least.isdecimal() or (most and most != least):
