@@ -111,7 +111,7 @@ def check_gpu(env: Mapping[str, str], folder: Path = Path("/dev")) -> None:
     if built_for is None or built_for.type != "cuda" or is_hidden or not any(folder.glob(_GPUS)):
         return
     try:
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         why = str(error).partition("\n")[0]
         if _NOT_GIVEN in why:
