@@ -6,15 +6,20 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dtj.data.feed import Batch
+from dtj.data.splitter import MicroBatch
 from dtj.errors import RecipeError
+from dtj.parallel.layout import lay_out
 from dtj.parallel.strategy import Strategy
-from dtj.step.backward import PlainForm, backward
+from dtj.ranks.world import World
+from dtj.step.backward import PlainForm, Weights, backward
 from dtj.step.precision import Precision
 from tests.unit.dtj.feeds import feed
 from tests.unit.dtj.test_evaluate import single
@@ -205,3 +210,29 @@ def test_loop_that_would_give_wrong_gradients_is_refused(program: Any, message: 
     model, form = one_weight()
     with pytest.raises(RecipeError, match=message):
         list(program(form, model))
+
+
+class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Copies from host memory to a device, and whether the program continues meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.are_queued: list[bool] = []
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        if operator is torch.ops.aten._to_copy.default and named.get("device", CPU) != args[0].device:
+            self.are_queued.append(named.get("non_blocking", False))
+        return operator(*args, **named)
+
+
+@pytest.mark.parametrize("count", [3, torch.tensor(3)])
+def test_count_that_is_in_host_memory_does_not_wait_for_the_device(count: torch.Tensor | int) -> None:
+    there = torch.device("meta")
+    strategy = Strategy(lay_out("none", "", World()), there)
+    part = MicroBatch(0, np.arange(3), 1.0)
+    batch = Batch(samples=3, epoch=0, ends_epoch=False, micro_batches=[part], fetch=lambda _: None)
+    weights = Weights(batch, strategy=strategy, precision=Precision("fp32", there))
+    with Copies() as copies:
+        weights.weighted(torch.zeros((), device=there), count, part)
+    assert copies.are_queued == [True]

@@ -1,14 +1,18 @@
 """A rank with several devices, for a model that places its own parts on them."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from torch import device, nn
 
 from dtj.agent.rank import cuda
-from dtj.errors import RecipeError
+from dtj.errors import DtjError, RecipeError
 from dtj.parallel.strategy import move_to_device
-from dtj.ranks.world import devices_of
+from dtj.ranks import world
+from dtj.ranks.world import World, choose_devices, devices_of
 
 
 @pytest.mark.parametrize(
@@ -64,3 +68,56 @@ def test_gpu_is_found_by_its_files_unless_it_is_hidden(
         (tmp_path / name).touch()
     env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert cuda.has_device(env, tmp_path) is expected
+
+
+UNKNOWN = "CUDA unknown error - this may be due to an incorrectly set up environment"
+NO_DRIVER = "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"
+
+
+@pytest.fixture
+def gpu_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """A torch for CUDA that finds no GPU, and says why once it is asked; there is the file of one."""
+
+    def current(check_available: bool = False) -> torch.device | None:
+        return None if check_available else device("cuda")
+
+    def fail(error: str) -> None:
+        def init() -> None:
+            raise RuntimeError(error)
+
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", current)
+        monkeypatch.setattr(torch.cuda, "init", init)
+        (tmp_path / "nvidia0").touch()
+        check = partial(world.check_gpu, folder=tmp_path)
+        monkeypatch.setattr(world, "check_gpu", check)
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return fail
+
+
+def test_rank_whose_gpu_is_broken_does_not_train_on_the_cpu(gpu_fails: Callable[[str], None]) -> None:
+    gpu_fails(f"{UNKNOWN}\nmore")
+    with pytest.raises(DtjError, match=f"cannot be used: {UNKNOWN}\n") as raised:
+        choose_devices(World(), requested=None)
+    assert raised.value.exit_code == 1  # not that of an invalid recipe: another node may help
+
+
+@pytest.mark.parametrize(
+    ("error", "requested", "visible"),
+    [
+        pytest.param(NO_DRIVER, None, None, id="no GPU was given to the container"),
+        pytest.param(UNKNOWN, None, "-1", id="the GPU is hidden"),
+        pytest.param(UNKNOWN, "cpu", None, id="the CPU is asked for"),
+    ],
+)
+def test_rank_without_a_gpu_of_its_own_trains_on_the_cpu(
+    error: str,
+    requested: str | None,
+    visible: str | None,
+    gpu_fails: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu_fails(error)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert choose_devices(World(), requested=requested) == (device("cpu"),)

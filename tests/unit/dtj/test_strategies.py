@@ -25,6 +25,7 @@ from dtj.parallel.tensor import TensorParallel
 from dtj.parallel.zero import assign_owners
 from dtj.ranks.world import World
 from dtj.settings import Settings
+from tests.unit.dtj.test_backward import Copies
 
 SHAPE = Shape(vocabulary=32, context=8, layers=3, heads=4, width=16)
 
@@ -220,6 +221,17 @@ def test_gradients_of_what_a_rank_left_out_count_as_zero(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda _: 2)
     average_gradients([here, there, nowhere], None)
     assert [p.grad and p.grad.item() for p in (here, there, nowhere)] == [1.0, 3.0, None]
+
+
+def test_averaging_does_not_wait_for_backward_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = nn.Parameter(torch.zeros(1, device="meta"))
+    there.grad = torch.zeros_like(there)
+    done = SimpleNamespace(wait=lambda: None)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: done)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda _: 2)
+    with Copies() as copies:
+        average_gradients([there], None)
+    assert copies.are_queued == [True]
 
 
 def test_stale_gradients_of_two_passes_in_a_step_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

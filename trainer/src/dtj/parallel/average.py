@@ -37,7 +37,8 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: "dist.ProcessGr
     missing = [p for p in trained if p.grad is None]
     if not trained:
         return
-    used = torch.tensor([p.grad is not None for p in trained], dtype=torch.uint8, device=trained[0].device)
+    mine = torch.tensor([p.grad is not None for p in trained], dtype=torch.uint8)
+    used = mine.to(trained[0].device, non_blocking=True)  # made there, it would wait for backward to end
     agreed = dist.all_reduce(used, op=dist.ReduceOp.MAX, group=group, async_op=True)
     for parameter in missing:
         parameter.grad = torch.zeros_like(parameter)

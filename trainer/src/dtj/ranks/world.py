@@ -14,12 +14,15 @@ import torch
 import torch.distributed as dist
 
 from dtj import contract
-from dtj.errors import RecipeError
+from dtj.errors import DtjError, RecipeError
 
 # The first rendezvous waits for pods whose images are still being pulled.
 RENDEZVOUS_TIMEOUT = timedelta(minutes=30)
 # Of a collective if an agent watches the ranks: it ends a hang much earlier, and a pause may take an hour.
 _WATCHED_TIMEOUT = timedelta(days=1)
+_GPUS = "nvidia[0-9]*"  # device files
+# A container that was given no GPU has no driver, but if it is privileged, the files of all GPUs.
+_NOT_GIVEN = "no NVIDIA driver"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +85,8 @@ def choose_devices(world: World, *, requested: str | None, count: int = 1) -> tu
     context on the machine's first GPU.
     """
     found = torch.accelerator.current_accelerator(check_available=True)
+    if found is None and str(requested or "cuda") == "cuda":
+        check_gpu(os.environ)
     kind = str(requested or (found.type if found else "cpu"))  # it may be a torch.device
     if kind == "cpu" or (kind == "mps" and world.size > 1):  # one Apple GPU cannot be shared by ranks
         return (torch.device("cpu"),) * count
@@ -93,6 +98,28 @@ def choose_devices(world: World, *, requested: str | None, count: int = 1) -> tu
     indices = devices_of(world.local_rank, count=count, kind=kind, available=torch.accelerator.device_count())
     torch.accelerator.set_device_index(indices[0])
     return tuple(torch.device(kind, index) if kind != "mps" else torch.device(kind) for index in indices)
+
+
+def check_gpu(env: Mapping[str, str], folder: Path = Path("/dev")) -> None:
+    """DtjError if this machine has a GPU that cannot be used: to torch it looks like a machine without one.
+
+    This rank would train on the CPU, or wait for ranks that use NCCL. Another node may help, so it is not an
+    error of the recipe.
+    """
+    built_for = torch.accelerator.current_accelerator()
+    is_hidden = env.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if built_for is None or built_for.type != "cuda" or is_hidden or not any(folder.glob(_GPUS)):
+        return
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        why = str(error).partition("\n")[0]
+        if _NOT_GIVEN in why:
+            return
+        raise DtjError(
+            f"this machine has a GPU, but it cannot be used: {why}",
+            fix="look for its error with nvidia-smi; to train on the CPU, set CUDA_VISIBLE_DEVICES=-1",
+        ) from error
 
 
 def devices_of(local_rank: int, *, count: int, kind: str, available: int) -> range:

@@ -84,7 +84,9 @@ class Weights:
     def _counted(self, count: Count, micro_batch: MicroBatch) -> torch.Tensor:
         if not self._counts:
             self._set_earlier_aside()
-        found = torch.as_tensor(count).detach().to(self._strategy.device, torch.float32)
+        # A number is in host memory, and an ordinary copy of it would wait for the device.
+        device = self._strategy.device
+        found = torch.as_tensor(count).detach().to(device, torch.float32, non_blocking=True)
         if found.numel() != 1:
             raise RecipeError(
                 f"the count of a loss has shape {tuple(found.shape)}, expected one number",
