@@ -23,6 +23,7 @@ from dtj.agent.rank import main
 from dtj.agent.wire import outcome
 from dtj.agent.wire.outcome import Ending
 from dtj.errors import RecipeError, is_peer_loss, lost_peer
+from dtj.ranks.stop import StopFlag
 from dtj.telemetry import report_pipe
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -212,6 +213,16 @@ def _divide() -> None:
 
 
 def _interrupt() -> None:
+    signal.default_int_handler(signal.SIGINT, None)
+
+
+def _interrupt_twice() -> None:
+    flag = StopFlag()
+    for _ in range(2):
+        flag._handle(signal.SIGINT, None)
+
+
+def _interrupt_itself() -> None:
     raise KeyboardInterrupt
 
 
@@ -227,6 +238,8 @@ def _refuse() -> None:
         pytest.param(_lose_peer, contract.EXIT_PEER_LOST, False, id="a lost peer"),
         pytest.param(_refuse, contract.EXIT_BAD_RECIPE, False, id="an error that the agent prints"),
         pytest.param(_interrupt, 128 + signal.SIGINT, False, id="Ctrl-C"),
+        pytest.param(_interrupt_twice, 128 + signal.SIGINT, False, id="Ctrl-C again, in training"),
+        pytest.param(_interrupt_itself, 128 + signal.SIGINT, True, id="an interrupt of the program's own"),
     ],
 )
 def test_uncaught_exception_goes_through_the_hook_that_the_program_has_set(
