@@ -1,5 +1,6 @@
 """Endings of ranks -> the cause, the exit code, the termination message."""
 
+import argparse
 import asyncio
 import contextlib
 import io
@@ -10,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -281,10 +283,26 @@ def _exit_instead() -> None:
         raise SystemExit(3) from None
 
 
+def _parse(*words: str) -> None:
+    parser = argparse.ArgumentParser("train.py")
+    parser.add_argument("--lr", type=float)
+    parser.parse_args(words)
+
+
 @pytest.mark.usefixtures("own_hook")
 @pytest.mark.parametrize(
     ("program", "cause"),
     [
+        pytest.param(
+            partial(_parse, "--epoch=3"),
+            "train.py: error: unrecognized arguments: --epoch=3",
+            id="argparse, an argument",
+        ),
+        pytest.param(
+            partial(_parse, "--lr=x"),
+            "train.py: error: argument --lr: invalid float value: 'x'",
+            id="argparse, a value",
+        ),
         pytest.param(_exit_in_handler, "ZeroDivisionError: no samples", id="while it handled an exception"),
         pytest.param(_exit_instead, "", id="instead of an exception"),
         pytest.param(lambda: sys.exit(3), "", id="with a code only"),
@@ -295,7 +313,7 @@ def test_exit_code_is_reported_with_the_exception_that_led_to_it(
 ) -> None:
     reports: list[dict[str, Any]] = []
     monkeypatch.setattr(report_pipe, "send", lambda fields, **_: reports.append(fields["failure"]))
-    assert main._run(program) == 3
+    assert main._run(program) == (2 if isinstance(program, partial) else 3)
     [report] = reports
     assert (report["reason"], report["message"].rpartition("\n")[2]) == ("ExitCode", cause)
 

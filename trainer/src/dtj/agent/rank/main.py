@@ -3,6 +3,7 @@
 `process.py` forks and calls it; the program is a plain function without arguments.
 """
 
+import argparse
 import faulthandler
 import os
 import runpy
@@ -169,7 +170,10 @@ def _code_of(end: SystemExit) -> int:
 
 
 def _handled_at(end: SystemExit) -> str:
-    """The exception that the program was handling as it exited: libraries print it themselves, then exit."""
+    """What argparse said, or the exception that the program was handling: both print it, and then exit."""
+    for frame, _ in traceback.walk_tb(end.__traceback__):
+        if frame.f_code is argparse.ArgumentParser.error.__code__:
+            return f"{frame.f_locals['self'].prog}: error: {frame.f_locals['message']}"
     handled = None if end.__suppress_context__ else end.__context__
     return "".join(traceback.format_exception(handled)) if handled else ""
 
