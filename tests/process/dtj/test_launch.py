@@ -5,6 +5,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -62,6 +64,16 @@ def test_rank_that_closed_its_output_does_not_affect_another_ranks_output(
 def test_script_that_closes_its_stdout_exits_as_under_python(finish: Finish) -> None:
     ended = finish("run", PROGRAMS / "own_output.py")
     assert (ended.code, ended.err) == (0, "[rank 0] done\n")
+
+
+def test_script_has_the_names_that_it_has_under_python(finish: Finish, tmp_path: Path) -> None:
+    """Debuggers and libraries read the source with __loader__; a script may read __annotations__."""
+    script = tmp_path / "shows.py"
+    script.write_text(
+        "print(sorted(globals()), type(__loader__).__name__, __loader__.get_source(__name__), __cached__)"
+    )
+    python = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert finish("run", script).out == f"[rank 0] {python.stdout}"
 
 
 def test_plain_script_finds_its_peers(finish: Finish) -> None:

@@ -218,6 +218,37 @@ def test_newest_of_several_runs_of_a_job_is_resumed(tmp_path: Path) -> None:
     assert reader.newest_run(tmp_path / "monday") == tmp_path / "monday" / "bbbb"
 
 
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        pytest.param([], "there is no folder RUN", id="missing"),
+        pytest.param([""], "RUN is empty", id="empty"),
+        pytest.param(["0123abcd/owner.json"], "no run has saved one in RUN", id="never saved"),
+        pytest.param(
+            ["0123abcd/step-4.w.tmp/state.pt"],
+            "no run has saved one in RUN; step-4.w.tmp is incomplete",
+            id="incomplete",
+        ),
+        pytest.param(
+            ["aa/step-4/state.pt", "aa/step-2/state.pt"],
+            "all in RUN/aa are damaged (step-4, step-2); the log says how",
+            id="damaged",
+        ),
+    ],
+)
+def test_run_that_cannot_be_resumed_says_why_and_how_to_start_without(
+    tmp_path: Path, files: list[str], why: str
+) -> None:
+    run = tmp_path / "digits"
+    for file in files:
+        (run / file).parent.mkdir(parents=True, exist_ok=True)
+        (run / file).write_bytes(b"") if file else run.mkdir()
+    with pytest.raises(RecipeError) as raised:
+        found(tmp_path / "own", run)
+    assert raised.value.what.partition("resume from: ")[2] == why.replace("RUN", str(run))
+    assert "to start from step 0 leave out --resume, or checkpoint.resumeFrom of the job" in raised.value.fix
+
+
 def test_run_without_any_checkpoint_starts_from_scratch(tmp_path: Path) -> None:
     assert found(tmp_path / "never made") == (None, [])
 

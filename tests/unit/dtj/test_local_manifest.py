@@ -1,5 +1,6 @@
 """What of a job's manifest applies on one machine, and that nothing of it is dropped silently."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,16 @@ JOB = {
 def test_file_is_read_as_kubectl_reads_it(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "job").write_bytes(text)
     assert load(str(tmp_path / "job")).command[-1] == "größe"
+
+
+def test_job_comes_from_standard_input_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(json.dumps(JOB).encode())))
+    assert load("-").command[-1] == "größe"
+    with pytest.raises(RecipeError, match="standard input has 0 objects of kind"):
+        load("-")  # is read to its end
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(RecipeError, match="standard input is closed"):
+        load("-")
 
 
 def test_words_without_quotes_are_those_that_kubectl_reads(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Endings of ranks -> the cause, the exit code, the termination message."""
 
+import argparse
 import asyncio
 import contextlib
 import io
@@ -10,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +25,7 @@ from dtj.agent.rank import main
 from dtj.agent.wire import outcome
 from dtj.agent.wire.outcome import Ending
 from dtj.errors import RecipeError, is_peer_loss, lost_peer
+from dtj.ranks.stop import StopFlag
 from dtj.telemetry import report_pipe
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -212,6 +215,16 @@ def _divide() -> None:
 
 
 def _interrupt() -> None:
+    signal.default_int_handler(signal.SIGINT, None)
+
+
+def _interrupt_twice() -> None:
+    flag = StopFlag()
+    for _ in range(2):
+        flag._handle(signal.SIGINT, None)
+
+
+def _interrupt_itself() -> None:
     raise KeyboardInterrupt
 
 
@@ -227,6 +240,8 @@ def _refuse() -> None:
         pytest.param(_lose_peer, contract.EXIT_PEER_LOST, False, id="a lost peer"),
         pytest.param(_refuse, contract.EXIT_BAD_RECIPE, False, id="an error that the agent prints"),
         pytest.param(_interrupt, 128 + signal.SIGINT, False, id="Ctrl-C"),
+        pytest.param(_interrupt_twice, 128 + signal.SIGINT, False, id="Ctrl-C again, in training"),
+        pytest.param(_interrupt_itself, 128 + signal.SIGINT, True, id="an interrupt of the program's own"),
     ],
 )
 def test_uncaught_exception_goes_through_the_hook_that_the_program_has_set(
@@ -268,10 +283,26 @@ def _exit_instead() -> None:
         raise SystemExit(3) from None
 
 
+def _parse(*words: str) -> None:
+    parser = argparse.ArgumentParser("train.py")
+    parser.add_argument("--lr", type=float)
+    parser.parse_args(words)
+
+
 @pytest.mark.usefixtures("own_hook")
 @pytest.mark.parametrize(
     ("program", "cause"),
     [
+        pytest.param(
+            partial(_parse, "--epoch=3"),
+            "train.py: error: unrecognized arguments: --epoch=3",
+            id="argparse, an argument",
+        ),
+        pytest.param(
+            partial(_parse, "--lr=x"),
+            "train.py: error: argument --lr: invalid float value: 'x'",
+            id="argparse, a value",
+        ),
         pytest.param(_exit_in_handler, "ZeroDivisionError: no samples", id="while it handled an exception"),
         pytest.param(_exit_instead, "", id="instead of an exception"),
         pytest.param(lambda: sys.exit(3), "", id="with a code only"),
@@ -282,7 +313,7 @@ def test_exit_code_is_reported_with_the_exception_that_led_to_it(
 ) -> None:
     reports: list[dict[str, Any]] = []
     monkeypatch.setattr(report_pipe, "send", lambda fields, **_: reports.append(fields["failure"]))
-    assert main._run(program) == 3
+    assert main._run(program) == (2 if isinstance(program, partial) else 3)
     [report] = reports
     assert (report["reason"], report["message"].rpartition("\n")[2]) == ("ExitCode", cause)
 

@@ -153,16 +153,15 @@ def _says_peer_lost(error: BaseException) -> bool:
     if not isinstance(error, RuntimeError) or not _PEER_LOST.search(text := str(error)):
         return False
     is_torchs = type(error).__name__ in _TYPES and type(error).__module__.startswith("torch")
-    return is_torchs or bool(_NETWORK.search(text) and not _is_raised_outside_torch(error))
+    # What a `raise` of other Python code than torch's made did not fail in a collective.
+    return is_torchs or bool(_NETWORK.search(text) and (raised_by(error) or "torch.").startswith("torch."))
 
 
-def _is_raised_outside_torch(error: BaseException) -> bool:
-    """A `raise` of Python code other than torch's made it; errors of native code have no such line."""
+def raised_by(error: BaseException) -> str | None:
+    """Name of the module whose `raise` made it; None for native code, such as the handler of Ctrl-C."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    if trace is None:
-        return False
-    code = trace.tb_frame.f_code
-    is_raise = dis.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
-    return is_raise and not str(trace.tb_frame.f_globals.get("__name__", "")).startswith("torch.")
+    if trace is None or dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] != "RAISE_VARARGS":
+        return None
+    return str(trace.tb_frame.f_globals.get("__name__", "?"))

@@ -30,9 +30,14 @@ def leave_job_to_first_agent(env: MutableMapping[str, str]) -> bool:
     """
     if contract.JOB not in env or _is_first(env):
         return False
-    for name in [name for name in env if name.startswith(_PREFIXES) or name in _NAMES]:
+    for name in filter(is_of_job, list(env)):
         del env[name]
     return True
+
+
+def is_of_job(name: str) -> bool:
+    """Whether a job or a launcher sets the environment variable of this name."""
+    return name.startswith(_PREFIXES) or name in _NAMES
 
 
 def forget(uid: str) -> None:

@@ -5,6 +5,7 @@ import errno
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,12 @@ def candidates(run_dir: Location | None, resume_dir: Location | None) -> Iterato
     if run_dir:
         yield from committed(run_dir)
     if resume_dir:
-        yield from committed(newest_run(resume_dir))
+        run = newest_run(resume_dir)
+        yield from committed(run)
         raise RecipeError(
-            f"there is no readable checkpoint to resume from in {resume_dir}",
-            fix="name a run on this volume that has committed a checkpoint, or omit --resume",
+            f"there is no readable checkpoint to resume from: {_why_none(resume_dir, committed(run))}",
+            fix="name a run on this volume that has saved a checkpoint; to start from step 0 "
+            "leave out --resume, or checkpoint.resumeFrom of the job",
         )
 
 
@@ -139,6 +142,21 @@ def _state_file(folder: Location) -> Iterator[Any]:
     else:
         with file.reading() as opened:
             yield opened
+
+
+def _why_none(resume_dir: Location, damaged: list[Location]) -> str:
+    """Why no checkpoint could be read; `damaged` are all that are committed in the newest run."""
+    if damaged:
+        names = ", ".join(each.name for each in damaged)
+        return f"all in {damaged[0].parent} are damaged ({names}); the log says how"
+    runs = _children(resume_dir)
+    if not runs:
+        is_missing = isinstance(resume_dir, Path) and not resume_dir.is_dir()
+        return f"there is no folder {resume_dir}" if is_missing else f"{resume_dir} is empty"
+    names_of_all = [child.name for child in chain(runs, *map(_children, runs))]
+    begun = [name for name in paths.unfinished(names_of_all) if name.startswith("step-")]
+    incomplete = f"; {begun[0]} is incomplete" if begun else ""
+    return f"no run has saved one in {resume_dir}{incomplete}"
 
 
 def _children(folder: Location) -> list[Location]:

@@ -5,6 +5,7 @@ import runpy
 import shlex
 import sys
 from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
@@ -39,7 +40,8 @@ def script(path: str, words: Sequence[str]) -> Program:
         sys.argv = [path, *words]
         sys.path.insert(0, str(file.resolve().parent))
         main = _new_main()
-        main.__file__ = str(file)
+        main.__file__, main.__loader__ = str(file), SourceFileLoader("__main__", str(file))
+        vars(main)["__cached__"] = None
         exec(compile(file.read_bytes(), file, "exec"), vars(main))
 
     return program
@@ -90,5 +92,8 @@ def _new_main() -> ModuleType:
     to pickle an object of a class of the script, for example.
     """
     sys.modules["__main__"] = found = ModuleType("__main__")
-    vars(found)["__builtins__"] = builtins  # as Python does it; `exec` would set a dict
+    # As Python does it; `exec` would set a dict of builtins.
+    vars(found)["__builtins__"] = builtins
+    if sys.version_info < (3, 14):  # which no longer sets it
+        found.__annotations__ = {}
     return found

@@ -6,6 +6,7 @@ Each field that is not read here has no effect on one machine; `LocalJob.ignored
 import json
 import posixpath
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,21 +70,25 @@ class LocalJob:
 
 
 def load(path: str) -> LocalJob:
-    """Read the one job of a YAML file. RecipeError if there is none, or a field that is needed is wrong."""
+    """Read the one job of a YAML file; `-` is standard input.
+
+    RecipeError if there is none, or a field that is needed is wrong.
+    """
     yaml = package("yaml", "PyYAML is not installed, which reads manifests", fix="pip install pyyaml")
+    name = "standard input" if path == "-" else path
     try:
-        found = _objects(Path(path).read_bytes(), yaml)
+        found = _objects(_contents(path), yaml)
     except OSError as error:
-        raise RecipeError(f"cannot read {path}: {error.strerror}", fix="name a file with a job") from error
+        raise RecipeError(f"cannot read {name}: {error.strerror}", fix="name a file with a job") from error
     except yaml.YAMLError as error:
         place = getattr(error, "problem_mark", None)  # the text quotes lines
         where = "" if place is None else f" in line {place.line + 1}, column {place.column + 1}"
-        raise RecipeError(f"{path} is not YAML{where}", fix="correct the file") from error
+        raise RecipeError(f"{name} is not YAML{where}", fix="correct the file") from error
     jobs = [each for each in found if isinstance(each, Mapping) and each.get("kind") == KIND]
     if len(jobs) != 1:
         kinds = sorted({str(each.get("kind")) if isinstance(each, Mapping) else "text" for each in found})
         raise RecipeError(
-            f"{path} has {len(jobs)} objects of kind {KIND} (found: {', '.join(kinds) or 'nothing'})",
+            f"{name} has {len(jobs)} objects of kind {KIND} (found: {', '.join(kinds) or 'nothing'})",
             fix="dtj run --local takes a file with one job; kubectl dtj convert makes one of other kinds",
         )
     others = [
@@ -92,6 +97,14 @@ def load(path: str) -> LocalJob:
         if each is not jobs[0] and isinstance(each, Mapping)
     ]
     return parse(jobs[0], others=others)
+
+
+def _contents(path: str) -> bytes:
+    if path != "-":
+        return Path(path).read_bytes()
+    if sys.stdin is None:  # the shell has closed it
+        raise RecipeError("standard input is closed", fix="name a file with a job")
+    return sys.stdin.buffer.read()
 
 
 def _objects(data: bytes, yaml: Any) -> list[Any]:

@@ -25,7 +25,42 @@ def test_no_goodput_without_an_agent_report() -> None:
     assert "goodput" not in status_of(TWO.at_step(3))
 
 
-def test_time_before_the_agents_start_is_queued() -> None:
+def test_time_before_the_agents_start_is_queued_until_all_pods_have_a_node() -> None:
+    given = TWO.having(pod(0).running().placed(NOW - 60), pod(1).running().placed(NOW - 56)).answering(
+        ledger=ledger(40, startup=5, lost=3, recovering=2)
+    )
+    first = status_of(given)
+    later = Progress(attempt=0, observed_at=NOW + 30, ledger=ledger(70, startup=5, lost=3, recovering=2))
+    second = status_of(given.stored(first).seeing(progress=later, now=NOW + 30))
+
+    assert (first["goodput"]["queuedSeconds"], first["goodput"]["startupSeconds"]) == (4, 11)
+    assert second["goodput"] == first["goodput"] | {"productiveSeconds": 70, "percent": "77.8"}
+    ended = status_of(
+        given.stored(second).seeing(progress=later), restart(given.but(pod(1).crashed()).snapshot())
+    )
+    assert ended["goodput"]["startupSeconds"] == 11
+    assert ended["memory"]["earlierSeconds"]["startupSeconds"] == 11
+
+
+def test_time_until_all_pods_run_is_not_counted_twice() -> None:
+    """The first agent answers while another pod still starts."""
+    starting = TWO.having(pod(0).running().placed(NOW - 57), pod(1).placed(NOW - 57)).was("Starting")
+    first = status_of(starting.answering(ledger=ledger(0, startup=50)))
+    up = TWO.stored(first).seeing(now=NOW + 20)
+    late = Progress(attempt=0, observed_at=NOW + 20, ledger=ledger(0, startup=70))
+    assert (first["phase"], first["goodput"]["queuedSeconds"]) == ("Starting", 3)
+    assert status_of(up.seeing(progress=late))["goodput"] == first["goodput"] | {"startupSeconds": 77}
+
+
+def test_pods_that_start_after_a_resume_are_not_queued() -> None:
+    status = {"goodput": {"productiveSeconds": 9, "queuedSeconds": 1}, "attempt": 1}
+    before = status | {"memory": {"earlierSeconds": {"productiveSeconds": 9}}}
+    up = job().replicas(2).was("Starting", **before).having(*(pod(i, attempt=1).running() for i in (0, 1)))
+    account = status_of(up)["goodput"]
+    assert (account["queuedSeconds"], account["startupSeconds"]) == (1, 60)
+
+
+def test_time_before_the_agents_start_is_queued_if_pods_do_not_say_when_they_had_nodes() -> None:
     given = TWO.answering(ledger=ledger(40, startup=5, lost=3, recovering=2))
 
     assert status_of(given)["goodput"] == {

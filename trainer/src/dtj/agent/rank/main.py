@@ -3,6 +3,7 @@
 `process.py` forks and calls it; the program is a plain function without arguments.
 """
 
+import argparse
 import faulthandler
 import os
 import runpy
@@ -22,12 +23,14 @@ from dtj.agent.rank import cuda, heap, openings, optimizer_steps, own_stacks
 from dtj.agent.rank.uncaught import UncaughtErrors
 from dtj.agent.wire import outcome
 from dtj.copies import slot
-from dtj.errors import DtjError, Stopped, lost_peer
-from dtj.ranks import control_pipe
+from dtj.errors import DtjError, Stopped, lost_peer, raised_by
+from dtj.ranks import control_pipe, stop
 from dtj.telemetry import heartbeat, report_pipe
 from dtj.telemetry.heartbeat import SharedHeartbeat
 
 Program = Callable[[], None]
+
+_INTERRUPTED = contract.EXIT_SIGNAL + signal.SIGINT
 
 # What calls the user's code: its frames are left out of tracebacks.
 _LAUNCHER = tuple(Path(__file__).parents[2] / folder for folder in ("agent/rank", "cli"))
@@ -64,7 +67,7 @@ def become(program: Program, env: Mapping[str, str], *, threads: int, wiring: Wi
         if code != contract.EXIT_PEER_LOST:  # else an object may wait for that peer
             process_end.let_go(sys.modules["__main__"])
     except KeyboardInterrupt:
-        code = contract.EXIT_SIGNAL + signal.SIGINT
+        code = _INTERRUPTED
     except BaseException:  # noqa: BLE001 - the child must never return into the agent
         traceback.print_exc()
     finally:
@@ -129,15 +132,16 @@ def _run(program: Program) -> int:
         cause = end.code if isinstance(end.code, str) else "" if has_stopped else _handled_at(end)
         _report(cause, code=code, reason="ExitCode")
         return code
-    except KeyboardInterrupt as error:
-        uncaught.hand_over(error, is_shown=False)
-        return contract.EXIT_SIGNAL + signal.SIGINT
     except DtjError as error:
         # Printed by the agent, once for all ranks.
         _report(str(error), code=error.exit_code, reason=error.reason, is_for_people=True)
         uncaught.hand_over(error, is_shown=False)
         return error.exit_code
     except BaseException as error:  # noqa: BLE001 - the user's program may raise anything
+        is_interrupt = isinstance(error, KeyboardInterrupt)
+        if is_interrupt and raised_by(error) in (None, stop.__name__):  # by Ctrl-C: each rank would show one
+            uncaught.hand_over(error, is_shown=False)
+            return _INTERRUPTED
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler could raise before this is reported
         lost = lost_peer(error)
         text = "".join(traceback.format_exception(_without_our_frames(error)))
@@ -145,7 +149,7 @@ def _run(program: Program) -> int:
         if lost:
             code = _report_lost(lost)
         else:
-            code = 1
+            code = _INTERRUPTED if is_interrupt else 1
             _report(text, code=code, reason="Exception")
         uncaught.hand_over(error, is_shown=error is not lost)  # a traceback would only show a wait
         return code
@@ -166,7 +170,10 @@ def _code_of(end: SystemExit) -> int:
 
 
 def _handled_at(end: SystemExit) -> str:
-    """The exception that the program was handling as it exited: libraries print it themselves, then exit."""
+    """What argparse said, or the exception that the program was handling: both print it, and then exit."""
+    for frame, _ in traceback.walk_tb(end.__traceback__):
+        if frame.f_code is argparse.ArgumentParser.error.__code__:
+            return f"{frame.f_locals['self'].prog}: error: {frame.f_locals['message']}"
     handled = None if end.__suppress_context__ else end.__context__
     return "".join(traceback.format_exception(handled)) if handled else ""
 
