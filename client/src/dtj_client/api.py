@@ -59,13 +59,16 @@ def submit(  # noqa: PLR0913 - the options of a command line
     code         False: the image has the code
     kubectl      the cluster, as `cluster` returns it; kubectl's own default without it
     """
-    words = {"name": name, "image": image, "checkpoints": checkpoints, "code_claim": code_claim}
-    for argument, value in {
-        **words,
+    words = {
+        "name": name,
+        "image": image,
+        "checkpoints": checkpoints,
+        "code_claim": code_claim,
         "queue": queue,
         "template": template,
         "requirements": requirements,
-    }.items():
+    }
+    for argument, value in words.items():
         _check(argument, value, str, "a string")
     _check("replicas", replicas, (int, NoneType), "a whole number, or None")
     _check("env", env, (Mapping, NoneType), "a dictionary, or None")

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import device, nn
 
-from dtj.agent.rank import cuda
 from dtj.errors import DtjError, RecipeError
 from dtj.parallel.strategy import move_to_device
 from dtj.ranks import world
+from dtj.ranks.device_files import has_gpu
 from dtj.ranks.world import World, choose_devices, devices_of
 
 
@@ -67,7 +67,7 @@ def test_gpu_is_found_by_its_files_unless_it_is_hidden(
     for name in files:
         (tmp_path / name).touch()
     env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert cuda.has_device(env, tmp_path) is expected
+    assert has_gpu(env, tmp_path) is expected
 
 
 UNKNOWN = "CUDA unknown error - this may be due to an incorrectly set up environment"

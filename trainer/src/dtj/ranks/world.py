@@ -15,12 +15,12 @@ import torch.distributed as dist
 
 from dtj import contract
 from dtj.errors import DtjError, RecipeError
+from dtj.ranks.device_files import NVIDIA, has_gpu
 
 # The first rendezvous waits for pods whose images are still being pulled.
 RENDEZVOUS_TIMEOUT = timedelta(minutes=30)
 # Of a collective if an agent watches the ranks: it ends a hang much earlier, and a pause may take an hour.
 _WATCHED_TIMEOUT = timedelta(days=1)
-_GPUS = "nvidia[0-9]*"  # device files
 # A container that was given no GPU has no driver, but if it is privileged, the files of all GPUs.
 _NOT_GIVEN = "no NVIDIA driver"
 
@@ -107,8 +107,7 @@ def check_gpu(env: Mapping[str, str], folder: Path = Path("/dev")) -> None:
     error of the recipe.
     """
     built_for = torch.accelerator.current_accelerator()
-    is_hidden = env.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    if built_for is None or built_for.type != "cuda" or is_hidden or not any(folder.glob(_GPUS)):
+    if built_for is None or built_for.type != "cuda" or not has_gpu(env, folder, (NVIDIA,)):
         return
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]

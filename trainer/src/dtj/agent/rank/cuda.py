@@ -6,13 +6,12 @@ The agent imports libraries once for all ranks that it forks, and some initializ
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from dtj import contract
 
 _MAPS = Path("/proc/self/maps")
-_DEVICES = ("nvidia[0-9]*", "nvmap", "dxg", "kfd")  # of NVIDIA, on Jetson and under Windows too; of AMD
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED: the answer of every call before cuInit
 
 
@@ -22,12 +21,6 @@ def is_initialized() -> bool:
         return False
     count = ctypes.c_int()
     return bool(ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(count)) != _NOT_INITIALIZED)
-
-
-def has_device(env: Mapping[str, str], folder: Path = Path("/dev")) -> bool:
-    """Whether there is a GPU, by its device files, which a container has only of its own."""
-    hidden = env.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    return not hidden and any(any(folder.glob(each)) for each in _DEVICES)
 
 
 def start_again_if_initialized(log: Callable[[str], None]) -> None:

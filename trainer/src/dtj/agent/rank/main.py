@@ -19,12 +19,12 @@ from typing import Any
 from dtj import contract
 from dtj.agent import process_end
 from dtj.agent.child_process import detach
-from dtj.agent.rank import cuda, heap, openings, optimizer_steps, own_stacks
+from dtj.agent.rank import heap, openings, optimizer_steps, own_stacks
 from dtj.agent.rank.uncaught import UncaughtErrors
 from dtj.agent.wire import outcome
 from dtj.copies import slot
 from dtj.errors import DtjError, Stopped, lost_peer, raised_by
-from dtj.ranks import control_pipe, stop
+from dtj.ranks import control_pipe, device_files, stop
 from dtj.telemetry import heartbeat, report_pipe
 from dtj.telemetry.heartbeat import SharedHeartbeat
 
@@ -111,7 +111,7 @@ def _prepare_torch(threads: int) -> None:
         choose_store()
         openings.separate()
         found = torch.accelerator.current_accelerator()  # that this torch was built for
-        if found is None or (found.type == "cuda" and not cuda.has_device(os.environ)):
+        if found is None or (found.type == "cuda" and not device_files.has_gpu(os.environ)):
             # Else Accelerate, and so transformers' Trainer, lets each rank train for itself on CPUs.
             os.environ.setdefault("ACCELERATE_USE_CPU", "true")
 

@@ -1,0 +1,15 @@
+"""Device files of GPUs: a container has only those of its own GPUs. Does not import torch."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+NVIDIA = "nvidia[0-9]*"
+_OTHERS = ("nvmap", "dxg", "kfd")  # of NVIDIA on Jetson and under Windows; of AMD
+
+
+def has_gpu(
+    env: Mapping[str, str], folder: Path = Path("/dev"), files: tuple[str, ...] = (NVIDIA, *_OTHERS)
+) -> bool:
+    """Whether there is a GPU with one of these files that CUDA_VISIBLE_DEVICES does not hide."""
+    is_hidden = env.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return not is_hidden and any(any(folder.glob(each)) for each in files)
