@@ -76,6 +76,22 @@ def test_rank_that_exceeds_its_memory_limit_is_blamed_and_the_job_completes(kube
     assert (failure["replica"], failure["reason"]) == (1, "OOMKilled")
 
 
+def test_pod_whose_gpu_cannot_be_used_is_replaced_on_another_node(kubectl: Kubectl):
+    """The ranks raise what dtj raises for a broken GPU: these nodes have none."""
+    crash = ("--crash=gpu", "--crash-at=0", "--crash-rank=1")
+    kubectl.apply(workload_job("gpu", "--steps=100", "--step-s=0.1", *crash, recovery={"scope": "Replica"}))
+
+    job = kubectl.until("dtj", "gpu", condition("Complete"), within_s=300)
+
+    status, pod = job["status"], kubectl.get("pod", "gpu-1")
+    assert status["restarts"] | {"inPlace": 0, "counted": 1} == status["restarts"]
+    failure = status["failure"]
+    assert (failure["replica"], failure["reason"]) == (1, "DeviceFault")
+    assert [(each["node"], each["faults"]) for each in status["avoidedNodes"]] == [(failure["node"], 2)]
+    assert pod is not None
+    assert pod["spec"]["nodeName"] != failure["node"]
+
+
 @pytest.mark.long(75)
 def test_drained_pod_saves_with_all_replicas_and_costs_no_restart(kubectl: Kubectl, runs: Json):
     kubectl.apply(workload_job("drained", f"--steps={STEPS}", "--step-s=0.1", checkpoint=runs))

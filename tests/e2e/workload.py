@@ -12,12 +12,13 @@ from pathlib import Path
 import torch
 
 import dtj
+from dtj.errors import DeviceError
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=40)
 parser.add_argument("--step-s", type=float, default=0.05, help="seconds to sleep in each step")
 parser.add_argument("--save-every", type=int, default=5)
-parser.add_argument("--crash", choices=["raise", "exit", "memory"])
+parser.add_argument("--crash", choices=["raise", "exit", "memory", "gpu"])
 parser.add_argument("--crash-rank", type=int, default=1, help="-1: all ranks")
 parser.add_argument("--crash-at", type=int, default=17)
 parser.add_argument(
@@ -43,6 +44,8 @@ def crash() -> None:
     """End this rank as --crash says."""
     if given.crash == "raise":
         raise RuntimeError(f"ordered failure of rank {run.rank}")
+    if given.crash == "gpu":
+        raise DeviceError("this machine has a GPU, but it cannot be used: CUDA unknown error")
     hoard = []
     while given.crash == "memory":  # until the kernel kills it
         hoard.append(b"x" * 2**26)

@@ -31,8 +31,8 @@ ONE_LOSS_S = 600.0  # all jobs on a node notice its loss within this time
 REMEMBERED = 1000  # lost nodes
 # Agents report reasons as free text, but each value of a label costs memory in Prometheus.
 REASONS = frozenset(
-    ("Exception", "ExitCode", "Signal", "OOMKilled", "Hang", "PeerLost", "Stopped", "NodeLost", "Evicted")
-)
+    ("Exception", "ExitCode", "Signal", "OOMKilled", "Hang", "DeviceFault", "PeerLost", "Stopped")
+) | {"NodeLost", "Evicted"}
 OTHER = "Other"
 
 

@@ -258,6 +258,37 @@ def test_others_keep_their_memory_if_a_pod_is_evicted_without_a_checkpoint_folde
     assert steps == list(range(16))
 
 
+def test_pod_whose_gpu_fails_after_a_restart_in_place_ends_and_the_others_keep_their_memory(
+    start: Start, unbroken: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A rank that starts again on that machine would fail again, until no restart is left."""
+    out = tmp_path / "out"
+    job = Pods(start, out, replicas=3, FAULTS="1@5:forward:exit 1@1:start:gpu")
+    pods = [job.run(index) for index in range(3)]
+    failed = pods[1].wait()
+    assert failed.code == 1, failed.err
+    assert "rank 1 cannot use its GPU: this pod ends, so that another node gets the rank" in failed.err
+    log = json.loads((out / "log-1").read_text())
+    assert (log["reason"], log["rank"], log["culprit"]) == ("DeviceFault", 1, None)
+    pods[1] = job.run(1, DTJ_RESTARTS=1)
+    ended = [pod.wait() for pod in pods]
+    assert [e.code for e in ended] == [0, 0, 0], [e.err for e in ended]
+    log = json.loads((out / "log-0").read_text())
+    assert log["inPlace"] == 1, "the operator counts the restart of the pod that ended"
+    assert_identical(weights(unbroken(3, PLAIN=1)), weights(out))
+    steps = [int(line.split()[0]) for line in (out / "seen-2.txt").read_text().splitlines()]
+    assert steps == list(range(16))
+
+
+def test_all_ranks_of_a_pod_whose_gpu_fails_at_the_start_leave_it(start: Start, tmp_path: Path) -> None:
+    job = Pods(start, tmp_path, replicas=2, FAULTS="1@0:forward:gpu", NPROC_PER_NODE=2)
+    pods = [job.run(index) for index in range(2)]
+    assert pods[0].wait().code == 1
+    pods[0] = job.run(0, DTJ_RESTARTS=1)
+    ended = [pod.wait() for pod in pods]
+    assert [e.code for e in ended] == [0, 0], [e.err for e in ended]
+
+
 def test_pod_that_waits_for_the_others_terminates_when_asked(start: Start, tmp_path: Path) -> None:
     waiting = Pods(start, tmp_path, replicas=2).run(1)
     wait_for(partial(children, waiting.pid), "the pod to wait")

@@ -51,7 +51,7 @@ def said() -> list[str]:
 @pytest.fixture
 def events(sent: list[Message], said: list[str]) -> RankEvents:
     return RankEvents(
-        Status(), HeartbeatReader(every_s=0.05), send=sent.append, log=said.append, grace_s=None
+        Status(), HeartbeatReader(every_s=0.05), send=sent.append, log=said.append, replace=None, grace_s=None
     )
 
 

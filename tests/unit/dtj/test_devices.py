@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import device, nn
 
-from dtj.errors import DtjError, RecipeError
+from dtj.errors import DtjError, RecipeError, is_device_fault
 from dtj.parallel.strategy import move_to_device
 from dtj.ranks import world
 from dtj.ranks.device_files import has_gpu
@@ -99,7 +99,26 @@ def test_rank_whose_gpu_is_broken_does_not_train_on_the_cpu(gpu_fails: Callable[
     gpu_fails(f"{UNKNOWN}\nmore")
     with pytest.raises(DtjError, match=f"cannot be used: {UNKNOWN}\n") as raised:
         choose_devices(World(), requested=None)
-    assert raised.value.exit_code == 1  # not that of an invalid recipe: another node may help
+    found = (raised.value.exit_code, raised.value.reason)
+    assert found == (1, "DeviceFault")  # not an invalid recipe: another node may help
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError("CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be"), True),
+        (
+            RuntimeError("Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized"),
+            True,
+        ),
+        (RuntimeError(f"{UNKNOWN}\nmore"), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (ValueError("system not yet initialized"), False),
+    ],
+)
+def test_error_of_a_broken_gpu_differs_from_those_of_the_program(error: Exception, expected: bool) -> None:
+    assert is_device_fault(error) is expected
 
 
 @pytest.mark.parametrize(

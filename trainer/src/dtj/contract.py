@@ -79,7 +79,7 @@ TERMINATION_FIELDS: Final = (
 )
 REASONS: Final = (
     *("Done", "Stopped", "Exception", "ExitCode", "Signal", "OOMKilled", "Hang"),
-    *("PeerLost", "Superseded", "BadRecipe"),
+    *("DeviceFault", "PeerLost", "Superseded", "BadRecipe"),
 )
 
 # What rank 0 reports about the run; /status has the same names.

@@ -5,6 +5,7 @@ DtjError                    exit 1
 ├── CheckpointError         exit 1: a checkpoint could not be written or read; the recipe is not the cause
 │   ├── DamagedError        exit 1: the content of a checkpoint is wrong
 │   └── NoSpaceError        exit 1: the volume is full
+├── DeviceError             exit 1: a GPU of this machine cannot be used; another machine may help
 ├── SupersededError         exit 76: a process that started later writes to the run's folder; never restarted
 └── MachineError            exit 76: no process or port available; a retry or another node may help
 WorkerLostError             a process that loads samples for this rank died
@@ -26,6 +27,11 @@ _PEER_LOST = re.compile(
     r"|timed out waiting|failed to recv|could not connect|wait timeout|ncclRemoteError|recvValue failed"
     r"|sendBytes failed|heartbeat",
     re.IGNORECASE,
+)
+# What CUDA says of a GPU, a link or a driver that is broken; its other errors may be those of the program.
+_DEVICE_FAULT = re.compile(
+    r"CUDA error: (uncorrectable|hardware stack error|unknown error|CUDA-capable device\(s\) is/are busy)"
+    r"|CUDA unknown error|system not yet initialized|CUDA driver initialization failed"
 )
 # Other libraries (a feature store, a data service) have such errors, too: look for torch's own names.
 _NETWORK = re.compile(r"gloo|nccl|tcpstore|c10d|rendezvous", re.IGNORECASE)
@@ -65,6 +71,12 @@ class DamagedError(CheckpointError):
 
 class NoSpaceError(CheckpointError):
     """The volume is full, or this user's quota is used up."""
+
+
+class DeviceError(DtjError):
+    """A GPU of this machine cannot be used. Another machine may help: it is not an error of the recipe."""
+
+    reason = "DeviceFault"
 
 
 class SupersededError(DtjError):
@@ -127,6 +139,11 @@ def revealed(error: BaseException) -> BaseException:
     """The disk's error, which torch's writer hides in a RuntimeError; any other error as it is."""
     hidden = error.__context__
     return hidden if isinstance(hidden, OSError) and not isinstance(error, OSError) else error
+
+
+def is_device_fault(error: BaseException) -> bool:
+    """CUDA says that the GPU is broken, if there is one: a machine without GPUs gets some of these errors."""
+    return isinstance(error, RuntimeError) and bool(_DEVICE_FAULT.search(str(error)))
 
 
 def is_peer_loss(error: BaseException) -> bool:

@@ -19,7 +19,7 @@ _GROUP = re.compile(r"^ +\| ")  # before each line of an exception of an Excepti
 class Fault:
     """The first primary cause of an incident: who, where, why."""
 
-    reason: str  # Exception | ExitCode | Signal | OOMKilled | Hang | NodeLost | Evicted | PeerLost | Stopped
+    reason: str  # one of those in docs/status.md
     replica: int
     rank: int | None = None
     node: str = ""

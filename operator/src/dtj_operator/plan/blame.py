@@ -23,7 +23,10 @@ from dtj_operator.plan.snapshot import Snapshot
 STOPPED_CODE, PEER_LOST, BAD_RECIPE = 75, 76, 78  # docs/contract.md
 MESSAGE_TAIL = 2000  # characters kept in the status: the end of a traceback has the cause
 
-_REPORTED = {"Exception": "Exception", "BadRecipe": "Exception", "Hang": "Hang", "OOMKilled": "OOMKilled"}
+DEVICE_FAULT = "DeviceFault"  # CUDA says that the GPU, or its driver, is broken
+_REPORTED = {each: each for each in ("Exception", "Hang", "OOMKilled", DEVICE_FAULT)} | {
+    "BadRecipe": "Exception"
+}
 DELETED_BY_OTHERS = "the pod was deleted (not by the operator)"
 RELABELLED = "a label by which the operator finds the pod was changed, so the pod is replaced"
 STOPPED = "Stopped"  # the agents stopped all ranks on request

@@ -17,7 +17,7 @@ $SCORES, with commas, are passed to run.keep_best, one per step.
 
 $FAULTS is a list of rank@step:place:how, separated by blanks. Each happens once per job.
 place  end (of the step), forward, evaluate, start (of the program; step is the number of restarts before)
-how    raise, exit, a signal's name, ...: see `fail`
+how    raise, gpu, exit, a signal's name, ...: see `fail`
 """
 
 import os
@@ -31,6 +31,7 @@ from torch import nn
 from torch.utils.data import get_worker_info
 
 import dtj
+from dtj.errors import DeviceError
 from dtj.parallel.strategy import unwrap
 from dtj.telemetry import heartbeat
 
@@ -110,6 +111,8 @@ def fail(how: str) -> None:
     """Fail in the given way."""
     if how == "raise":
         raise ValueError("label 11 is out of range")
+    if how == "gpu":
+        raise DeviceError("this machine has a GPU, but it cannot be used: CUDA unknown error")
     if how == "exit":
         raise SystemExit(3)
     if how == "sleep":

@@ -142,6 +142,7 @@ def test_primary_cause_comes_before_isolation() -> None:
         param(
             FOUR.but(pod(2).reported(137, reason="Hang", message="no step for 33 s")), 2, "Hang", id="a hang"
         ),
+        param(FOUR.but(pod(2).reported(1, reason="DeviceFault")), 2, "DeviceFault", id="a GPU"),
         param(
             FOUR.but(pod(2).reported(1, reason="Exception", message="boom")), 2, "Exception", id="a traceback"
         ),

@@ -33,6 +33,7 @@ from dtj.agent.placement import Placement, threads
 from dtj.agent.rank import cuda, own_stacks
 from dtj.agent.rank.main import Program
 from dtj.agent.rank.preload import preload
+from dtj.agent.rank.process import RankProcess
 from dtj.agent.replica.coordinator_client import CoordinatorClient
 from dtj.agent.replica.heartbeats import HeartbeatReader, interval_s
 from dtj.agent.replica.keeper_process import KeeperProcess
@@ -105,7 +106,12 @@ class _Agent:
             log=self._log_unless_finished,
         )
         self._events = RankEvents(
-            self._status, self._heartbeats, send=self._client.send, log=_log, grace_s=options.grace_s
+            self._status,
+            self._heartbeats,
+            send=self._client.send,
+            log=_log,
+            replace=self._leave_machine if options.job else None,
+            grace_s=options.grace_s,
         )
 
     def run(self) -> int:
@@ -223,16 +229,27 @@ class _Agent:
             self._forward(signal.SIGTERM)
         self._has_dead = self._has_dead or signal.SIGCHLD in numbers
 
+    def _leave_machine(self, failed: RankProcess) -> None:
+        """End this pod because of a rank that this machine fails; the other pods wait for its replacement."""
+        _log(f"rank {failed.rank} cannot use its GPU: this pod ends, so that another node gets the rank")
+        self._announce_stop()
+        for process in self._supervisor.alive():
+            if process is not failed:
+                process.kill()
+
     def _forward(self, number: signal.Signals) -> None:
         """Forward the signal to the ranks; a second Ctrl-C kills them."""
-        self._stop_requests += 1
-        self._orders.is_stopping = True
         self._stop_signal = number
-        self._status.state = "Stopping"
-        self._client.send({"stopping": True})
+        self._announce_stop()
         if self._stop_requests > 1 and number == signal.SIGINT:
             self._supervisor.kill()
         self._supervisor.stop(number)
+
+    def _announce_stop(self) -> None:
+        self._stop_requests += 1
+        self._orders.is_stopping = True
+        self._status.state = "Stopping"
+        self._client.send({"stopping": True})
 
     def _reap(self) -> None:
         """Reap every exited child: ranks, helpers and, as pid 1, orphans."""

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from dtj import contract
-from dtj.errors import DtjError, RecipeError
+from dtj.errors import DeviceError, RecipeError
 from dtj.ranks.device_files import NVIDIA, has_gpu
 
 # The first rendezvous waits for pods whose images are still being pulled.
@@ -101,10 +101,9 @@ def choose_devices(world: World, *, requested: str | None, count: int = 1) -> tu
 
 
 def check_gpu(env: Mapping[str, str], folder: Path = Path("/dev")) -> None:
-    """DtjError if this machine has a GPU that cannot be used: to torch it looks like a machine without one.
+    """DeviceError if this machine has a GPU that cannot be used: torch says that there is none.
 
-    This rank would train on the CPU, or wait for ranks that use NCCL. Another node may help, so it is not an
-    error of the recipe.
+    This rank would train on the CPU, or wait for ranks that use NCCL.
     """
     built_for = torch.accelerator.current_accelerator()
     if built_for is None or built_for.type != "cuda" or not has_gpu(env, folder, (NVIDIA,)):
@@ -115,7 +114,7 @@ def check_gpu(env: Mapping[str, str], folder: Path = Path("/dev")) -> None:
         why = str(error).partition("\n")[0]
         if _NOT_GIVEN in why:
             return
-        raise DtjError(
+        raise DeviceError(
             f"this machine has a GPU, but it cannot be used: {why}",
             fix="look for its error with nvidia-smi; to train on the CPU, set CUDA_VISIBLE_DEVICES=-1",
         ) from error

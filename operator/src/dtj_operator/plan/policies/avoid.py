@@ -2,8 +2,8 @@
 
 First, nodes that were just lost, because the scheduler may not know yet. Second, nodes on which this job had
 `avoidNodeAfterFaults` faults or on which a pod did not terminate, for an hour after the last fault, because a
-bad accelerator fails the same job again and again. An error of the program that happens on several nodes
-does not count.
+bad accelerator fails the same job again and again. If a pod ends since its GPU cannot be used, that counts as
+so many faults. An error of the program that happens on several nodes does not count.
 
     required    at first, of at most half of the nodes that a pod could run on, so that enough remain
     preferred   once pods that avoid nodes were unschedulable for `avoidNodeWaitSeconds`
@@ -91,7 +91,9 @@ def status_entries(s: Snapshot, verdict: Verdict | None) -> list[Json]:
         known = [replace(faulty, preferred=True) if faulty.node in allowed else faulty for faulty in known]
     fault = verdict.fault if isinstance(verdict, Restart) else blame.in_place_fault(s)
     if fault is not None and not blame.is_known(s, fault) and _counts_against_node(s, fault):
-        known = _with_faults(s, known, (fault.node, *_lost_together(s, fault)))
+        enough = s.recovery.avoid_node_after_faults or 1
+        more = enough if fault.reason == blame.DEVICE_FAULT and isinstance(verdict, Restart) else 1
+        known = _with_faults(s, known, (fault.node, *_lost_together(s, fault)), more=more)
     stuck = {pod.node for pod in s.pods if pod.owner_uid and s.overdue(pod) and s.forced_at(pod) is not None}
     new = stuck - {faulty.node for faulty in known if faulty.stuck}
     if new:
@@ -101,14 +103,16 @@ def status_entries(s: Snapshot, verdict: Verdict | None) -> list[Json]:
     return [_entry(faulty, is_bad=avoids and _is_bad(s, faulty)) for faulty in known]
 
 
-def _with_faults(s: Snapshot, known: list[FaultyNode], nodes: Iterable[str]) -> list[FaultyNode]:
-    """With one more fault on each of these nodes."""
+def _with_faults(
+    s: Snapshot, known: list[FaultyNode], nodes: Iterable[str], *, more: int = 1
+) -> list[FaultyNode]:
+    """With more faults on each of these nodes."""
     before = {faulty.node: faulty for faulty in known}
     named = dict.fromkeys(nodes)
     first = [
         replace(before.get(node) or FaultyNode(node=node, faults=0, at=s.now), at=s.now) for node in named
     ]
-    counted = [replace(faulty, faults=faulty.faults + 1) for faulty in first]
+    counted = [replace(faulty, faults=faulty.faults + more) for faulty in first]
     return [*counted, *(faulty for faulty in known if faulty.node not in named)][:MAX_RECORDED]
 
 

@@ -134,6 +134,16 @@ def recorded(given: JobBuilder) -> list[tuple[str, int]]:
             [("new", 1), *((f"n{i}", 1) for i in range(19))],
             id="twenty nodes are recorded",
         ),
+        param(
+            SEEN.recovery(avoidNodeAfterFaults=3).but(pod(1).reported(reason="DeviceFault").on("n1")),
+            [("n1", 3)],
+            id="a GPU that cannot be used counts at once",
+        ),
+        param(
+            SEEN.recovery(avoidNodeAfterFaults="Never").but(pod(1).reported(reason="DeviceFault").on("n1")),
+            [("n1", 1)],
+            id="a GPU that cannot be used, where no node is avoided",
+        ),
     ],
 )
 def test_faults_are_recorded_per_node(given: JobBuilder, expected: list[tuple[str, int]]) -> None:

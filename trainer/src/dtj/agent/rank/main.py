@@ -23,7 +23,7 @@ from dtj.agent.rank import heap, openings, optimizer_steps, own_stacks
 from dtj.agent.rank.uncaught import UncaughtErrors
 from dtj.agent.wire import outcome
 from dtj.copies import slot
-from dtj.errors import DtjError, Stopped, lost_peer, raised_by
+from dtj.errors import DtjError, Stopped, is_device_fault, lost_peer, raised_by
 from dtj.ranks import control_pipe, device_files, stop
 from dtj.telemetry import heartbeat, report_pipe
 from dtj.telemetry.heartbeat import SharedHeartbeat
@@ -150,7 +150,8 @@ def _run(program: Program) -> int:
             code = _report_lost(lost)
         else:
             code = _INTERRUPTED if is_interrupt else 1
-            _report(text, code=code, reason="Exception")
+            is_device = is_device_fault(error) and device_files.has_gpu(os.environ)
+            _report(text, code=code, reason="DeviceFault" if is_device else "Exception")
         uncaught.hand_over(error, is_shown=error is not lost)  # a traceback would only show a wait
         return code
     return 0

@@ -25,6 +25,7 @@ class RankEvents:
 
     send     sends a message to the coordinator
     log      writes a line for the user
+    replace  ends this pod so that another one takes its place; None: without an operator
     grace_s  the pod's termination grace period; None if unknown
     """
 
@@ -35,12 +36,14 @@ class RankEvents:
         *,
         send: Callable[[Message], None],
         log: Callable[[str], None],
+        replace: Callable[[RankProcess], None] | None,
         grace_s: float | None,
     ) -> None:
         self._status = status
         self._heartbeats = heartbeats
         self._send = send
         self._log = log
+        self._replace = replace
         self._grace_s = grace_s
         self._last = "", 0  # message and generation
         self._has_warned = False
@@ -66,6 +69,8 @@ class RankEvents:
             case {"lost": why, "generation": generation}:
                 ending = process.lose_peers(why, generation=generation)
                 self._send({"lost": ending.to_json(), "generation": generation})
+            case {"failure": _} if self._replace and process.failing().is_of_machine:
+                self._replace(process)
             case {"failure": _}:
                 self._send({"failing": process.failing().to_json(), "generation": process.generation})
             case _:

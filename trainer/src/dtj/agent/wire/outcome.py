@@ -74,6 +74,11 @@ class Ending:
         return self.cause in {"BadRecipe", "Superseded"}
 
     @property
+    def is_of_machine(self) -> bool:
+        """No restart on this machine can help: a GPU failed in a life that did not complete a step."""
+        return self.cause == "DeviceFault" and self.step is None
+
+    @property
     def cause(self) -> str:
         """One of contract.REASONS."""
         if self.reason in {"Hang", "OOMKilled", "PeerLost", "Superseded"}:  # even if a signal ended it
