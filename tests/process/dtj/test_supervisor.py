@@ -193,7 +193,9 @@ class Node:
     selector: selectors.BaseSelector
     heard: list[Any] = field(default_factory=list)
 
-    def run(self, program: Callable[[], None], *, shown: frozenset[int] | None = None) -> Supervisor:
+    def run(
+        self, program: Callable[[], None], *, shown: frozenset[int] | None = None, **env: str
+    ) -> Supervisor:
         """Rank 0 has started."""
         self.supervisor = Supervisor(
             program,
@@ -205,7 +207,7 @@ class Node:
             write=self.write,
             events=self,
         )
-        self.supervisor.start(0, ENV, generation=1)
+        self.supervisor.start(0, ENV | env, generation=1)
         return self.supervisor
 
     def write(self, fd: int, data: bytes) -> None:
@@ -511,6 +513,31 @@ def test_kill_by_another_process_is_not_an_oom_kill(node: Node) -> None:
     supervisor.newest[0].signal(signal.SIGKILL)
     node.until_all_have_ended()
     assert supervisor.endings()[0].cause == "Signal"
+
+
+def abort_as_nccl_does() -> None:
+    say = "[rank0]:[E1127 04:12:01] [PG ID 0 PG GUID 0 Rank 0] {} terminated with exception: {}\nmore\n"
+    os.write(2, say.format("Process group watchdog thread", os.environ["WHY"]).encode())
+    os.abort()
+
+
+@pytest.mark.parametrize(
+    ("why", "cause"),
+    [
+        ("NCCL error: remote process exited or there was a network error, NCCL version 2.28", "PeerLost"),
+        (
+            "[Rank 0] Watchdog caught collective operation timeout: ran for 600 ms before timing out.",
+            "PeerLost",
+        ),
+        ("CUDA error: an illegal memory access was encountered", "Signal"),
+    ],
+)
+def test_rank_that_nccl_aborts_for_a_lost_peer_is_not_the_culprit(node: Node, why: str, cause: str) -> None:
+    supervisor = node.run(abort_as_nccl_does, WHY=why)
+    node.until_all_have_ended()
+    (ending,) = supervisor.endings()
+    assert (ending.cause, ending.signal) == (cause, signal.SIGABRT)
+    assert (why in ending.message) == (cause == "PeerLost")
 
 
 def test_signal_to_the_pod_is_forwarded_to_its_ranks(node: Node) -> None:

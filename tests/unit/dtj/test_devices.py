@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import device, nn
 
-from dtj.errors import DtjError, RecipeError, is_device_fault
+from dtj.errors import DeviceError, DtjError, RecipeError, is_device_fault
 from dtj.parallel.strategy import move_to_device
 from dtj.ranks import world
 from dtj.ranks.device_files import has_gpu
@@ -36,6 +36,33 @@ def test_error_says_how_many_devices_the_machine_has(
     with pytest.raises(RecipeError, match=f"this machine has {available}") as raised:
         devices_of(local_rank, count=count, kind="cuda", available=available)
     assert fix in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("files", "visible", "error"),
+    [
+        pytest.param(2, None, DeviceError, id="one has failed"),
+        pytest.param(2, "0", RecipeError, id="one is hidden"),
+        pytest.param(1, None, RecipeError, id="there is only one"),
+    ],
+)
+def test_gpu_that_cuda_does_not_find_is_not_an_error_of_the_recipe(
+    files: int,
+    visible: str | None,
+    error: type[DtjError],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for number in range(files):
+        (tmp_path / f"nvidia{number}").touch()
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    monkeypatch.setattr(world, "check_all_gpus", partial(world.check_all_gpus, folder=tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(error):
+        choose_devices(World(local_rank=1, local_size=2), requested=None)
 
 
 def test_model_on_several_devices_is_not_moved() -> None:

@@ -95,7 +95,10 @@ def choose_devices(world: World, *, requested: str | None, count: int = 1) -> tu
             f"device {kind!r} was requested, but this machine has {found.type if found else 'cpu'}",
             fix="do not pass a device: the accelerator of this machine is used, else the CPU",
         )
-    indices = devices_of(world.local_rank, count=count, kind=kind, available=torch.accelerator.device_count())
+    available = torch.accelerator.device_count()
+    if kind == "cuda" and (world.local_rank + 1) * count > available:
+        check_all_gpus(os.environ, available)
+    indices = devices_of(world.local_rank, count=count, kind=kind, available=available)
     torch.accelerator.set_device_index(indices[0])
     return tuple(torch.device(kind, index) if kind != "mps" else torch.device(kind) for index in indices)
 
@@ -118,6 +121,16 @@ def check_gpu(env: Mapping[str, str], folder: Path = Path("/dev")) -> None:
             f"this machine has a GPU, but it cannot be used: {why}",
             fix="look for its error with nvidia-smi; to train on the CPU, set CUDA_VISIBLE_DEVICES=-1",
         ) from error
+
+
+def check_all_gpus(env: Mapping[str, str], available: int, folder: Path = Path("/dev")) -> None:
+    """DeviceError if the container was given more GPUs than CUDA finds: one has failed, and is left out."""
+    given = len(list(folder.glob(NVIDIA)))
+    if given > available and not env.get("CUDA_VISIBLE_DEVICES"):
+        raise DeviceError(
+            f"this machine has {given} GPUs, but only {available} of them can be used",
+            fix="look for the error of the missing one with nvidia-smi and dmesg",
+        )
 
 
 def devices_of(local_rank: int, *, count: int, kind: str, available: int) -> range:

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import signal
 import sys
 import termios
@@ -30,6 +31,11 @@ _STACKS_BYTES = 1024 * 1024  # 100 threads, 20 functions deep, write a tenth of 
 _LEFT_ON_REQUEST = (
     "the program exited with code 0 after SIGTERM, so it may not have finished: this counts as stopped, not "
     "as done (exit code 143)"
+)
+
+# A thread of NCCL prints this and aborts the process, past all of its code, if a peer is gone: not a culprit.
+_WATCHDOG = re.compile(
+    rb"watchdog thread terminated with exception: .*(remote process exited|before timing out).*"
 )
 
 
@@ -78,6 +84,7 @@ class RankProcess:
     _failure: dict[str, Any] = field(default_factory=dict)
     _rest: bytes = b""
     _stacks_read: int = 0  # bytes
+    _nccl_lost: str = ""  # what NCCL's watchdog said of lost peers
 
     @classmethod
     def fork(
@@ -152,18 +159,24 @@ class RankProcess:
     def read_lines(self, fd: int) -> tuple[bytes, bool]:
         """Whole lines available now, and whether the stream has ended."""
         data = _read(fd)
-        lines = self.streams[fd][1]
         if data is None:
             return b"", False
-        return (lines.feed(data), False) if data else (lines.end(), True)
+        return (self._feed(fd, data), False) if data else (self.streams[fd][1].end(), True)
 
     def last_lines(self, fd: int) -> bytes:
         """All that the dead rank wrote: what the pipe holds now. A process that it left may write on."""
         found, left = b"", _unread(fd)
         while left > 0 and (data := _read(fd)):
             left -= len(data)
-            found += self.streams[fd][1].feed(data)
+            found += self._feed(fd, data)
         return found + self.streams[fd][1].end()
+
+    def _feed(self, fd: int, data: bytes) -> bytes:
+        target, lines = self.streams[fd]
+        text = lines.feed(data)
+        if target == 2 and (found := _WATCHDOG.search(text)):
+            self._nccl_lost = f"lost a peer: NCCL's {found.group().decode(errors='replace')}"
+        return text
 
     def read_reports(self) -> tuple[list[dict[str, Any]], bool]:
         """Reports available now, and whether the pipe has ended."""
@@ -196,6 +209,8 @@ class RankProcess:
         recorded = self.error_file.close()
         if recorded and code != 0 and not self._failure and not self.killed:
             self._failed("Exception", message=recorded)
+        if code == -signal.SIGABRT and self._nccl_lost and not self._failure:
+            self._failed("PeerLost", message=self._nccl_lost)
         if code == contract.EXIT_DONE and self.must_stop and not self.uses_dtj:
             code = contract.EXIT_SIGNAL + signal.SIGTERM
             self._failed("ExitCode", message=_LEFT_ON_REQUEST, isForPeople=True)
