@@ -145,6 +145,11 @@ def test_spent_budget_ends_all_pods_and_names_the_right_culprit(start: Start, tm
     assert [log["reason"] for log in logs] == ["PeerLost", "ExitCode", "PeerLost"]
     assert "rank 1 exited with code 3" in logs[2]["message"]
     assert [log["inPlace"] for log in logs] == [1, 1, 1], "every pod reports the in-place restart"
+    lines = [line for line in pods[0].err.splitlines() if line.startswith("dtj: replica ")]
+    assert lines == [
+        "dtj: replica 2: rank 2 failed: ValueError: label 11 is out of range",
+        f"dtj: replica 1: {logs[1]['message']}",
+    ], "it is often the only log that is read"
 
 
 def test_pods_whose_last_lives_were_too_short_for_a_step_report_the_highest_one(

@@ -233,6 +233,7 @@ class Coordinator:
                 case Refuse(incarnation, why, for_good):
                     self._links.refuse(incarnation, refusal(why, for_good=for_good))
                 case End(culprit):
+                    self._log_cause(culprit)
                     self._broadcast({"end": culprit.to_json() if culprit else None})
                 case Say(text):
                     self._log(text)
@@ -247,6 +248,7 @@ class Coordinator:
         self.ledger.formed(now)
         self._monitor.start_generation(job.ranks, now, generation=generation, processes=job.processes)
         if generation > 1:
+            self._log_cause(self.membership.failure if self.membership.failed_in == generation - 1 else None)
             self._log(self._plan(generation, kept))
         self.steps = {rank: step for rank, step in self.steps.items() if rank in kept}
         if self._left_out:
@@ -286,6 +288,12 @@ class Coordinator:
 
     def _log_waiting(self, replicas: Sequence[int]) -> None:
         self._log(f"a job without a checkpoint folder cannot grow: replica {some(replicas)} must wait")
+
+    def _log_cause(self, culprit: Ending | None) -> None:
+        """Say which rank of another replica failed: there, its own agent says so, in another log."""
+        replica = culprit.rank // self.membership.job.processes if culprit else 0
+        if culprit and replica and culprit.cause != "PeerLost":
+            self._log(f"replica {replica}: {outcome.summary(culprit)}")
 
     def _plan(self, generation: int, kept: frozenset[int]) -> str:
         started = [rank for rank in self.membership.job.ranks if rank not in kept]

@@ -140,6 +140,4 @@ def _headline(process: RankProcess, ending: Ending) -> str:
     """The cause in one log line; a message for the user is printed once for all ranks."""
     if process.is_for_people():
         return ending.message
-    if ending.message:
-        return f"rank {ending.rank} failed: {outcome.headline(ending.message)}"
-    return outcome.describe(ending, ending.step)
+    return outcome.summary(ending)

@@ -246,6 +246,13 @@ def describe(culprit: Ending, step: int | None) -> str:
     return f"rank {culprit.rank} was killed by {signal_name(culprit.signal)} {when}{hint}"
 
 
+def summary(ending: Ending) -> str:
+    """The cause of a failure in one line."""
+    if ending.message:
+        return f"rank {ending.rank} failed: {headline(ending.message)}"
+    return describe(ending, ending.step)
+
+
 def headline(message: str) -> str:
     """The first line of the error that a traceback ends with; without a traceback the last line.
 
