@@ -175,6 +175,26 @@ def test_short_message_is_left_whole() -> None:
             True,
             id="an error type of torch",
         ),
+        pytest.param(
+            torch.distributed.DistNetworkError(
+                "The client socket has failed to connect to any network address of (digits-0, 29500). The "
+                "client socket has failed to connect to 10.9.9.9:29500 (errno: 113 - No route to host)."
+            ),
+            True,
+            id="the pod has gone, and its network says so",
+        ),
+        pytest.param(
+            torch.distributed.DistStoreError(
+                "Timed out after 3 seconds waiting for clients. 1/2 clients joined."
+            ),
+            True,
+            id="a rank that never came",
+        ),
+        pytest.param(
+            RuntimeError("[gloo/transport/tcp/pair.cc:544] Read error [10.0.0.2]:1234: Connection timed out"),
+            True,
+            id="the pod has gone without a word",
+        ),
     ],
 )
 def test_lost_peer_is_distinguished_from_the_rank_s_own_fault(error: Exception, expected: bool) -> None:

@@ -23,7 +23,8 @@ from dtj.contract import EXIT_BAD_RECIPE, EXIT_PEER_LOST
 
 # Error messages of gloo, NCCL and the store when a peer is gone.
 _PEER_LOST = re.compile(
-    r"connection (was )?(closed|reset|refused)|broken pipe|remote process exited|socket timeout"
+    r"connection (was )?(closed|reset|refused|timed out)|broken pipe|remote process exited|socket timeout"
+    r"|no route to host|network is unreachable|client socket has timed out|waiting for clients"
     r"|timed out waiting|failed to recv|could not connect|wait timeout|ncclRemoteError|recvValue failed"
     r"|sendBytes failed|heartbeat",
     re.IGNORECASE,

@@ -13,6 +13,7 @@ from tests.support.builders import NOW, JobBuilder, Json, PodBuilder, at, job, p
 param = pytest.param
 
 FOUR = job().replicas(4).running()
+NO_ROUTE = "RuntimeError: [gloo/transport/tcp/pair.cc:544] Read error [10.1.0.2]:4097: No route to host"
 FULL = "Pod ephemeral local storage usage exceeds the total limit of containers 10Gi"
 
 
@@ -185,6 +186,11 @@ def test_the_class_of_a_fault(given, replica, reason) -> None:
             FOUR.but(pod(0).crashed(1, at=NOW - 9, message="Connection reset by peer"), pod(3).crashed(137)),
             3,
             id="a plain image whose log ends with a lost connection is not the cause",
+        ),
+        param(
+            FOUR.but(pod(0).crashed(1, at=NOW - 9, message=NO_ROUTE), pod(3).crashed(137)),
+            3,
+            id="nor one that finds no way to a pod",
         ),
         param(
             FOUR.but(pod(0).reported(1, at=NOW - 5, reason="Exception"), pod(3).crashed(1, at=NOW - 4)),
