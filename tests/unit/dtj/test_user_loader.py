@@ -137,9 +137,87 @@ def test_set_epoch_is_called() -> None:
 
     f = feed(DataLoader(Endless(), batch_size=2), accumulate=2)
     assert read(f, 2) == [0, 0, 0, 1, 1, 1]
-    assert f.state_dict() == {"epoch": 1, "batches": 2, "ranks": 1}
+    assert f.epoch == 1
     with pytest.raises(RecipeError, match="the number of steps per epoch is unknown"):
         f.steps_per_epoch  # noqa: B018
+
+
+class Part(IterableDataset[int]):
+    """This rank's part of a stream: in each epoch another one, and as many samples as `lengths` says."""
+
+    def __init__(self, *lengths: int) -> None:
+        self.lengths = lengths
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(100 * self.epoch, 100 * self.epoch + self.lengths[self.epoch % len(self.lengths)]))
+
+
+def parts(*, accumulate: int = 1) -> list[Feed]:
+    lengths = ((4, 2, 3), (9,), (1,))
+    return [
+        feed(DataLoader(Part(*each), batch_size=2), rank=rank, size=3, accumulate=accumulate)
+        for rank, each in enumerate(lengths)
+    ]
+
+
+def share(feeds: list[Feed]) -> None:
+    """What each rank alone knows, with all ranks."""
+    rows: list[list[int]] = []
+    for f in feeds:
+        f.share(lambda mine: rows.append(list(mine)) or [[0, 0]] * len(feeds))
+    for f in feeds:
+        f.share(lambda _: rows)
+
+
+@pytest.mark.parametrize("shared_after", [[], [1], [2, 5], [7], range(1, 8)])
+@pytest.mark.parametrize("writer", range(3))
+def test_each_rank_continues_its_part_from_the_state_of_any_rank(
+    shared_after: list[int], writer: int
+) -> None:
+    """Of a stream without a length, which the user divided: the ranks are in different epochs."""
+    before, after = parts(accumulate=2), parts(accumulate=2)
+    for step in range(1, 8):
+        for f in before:
+            read(f, 1)
+        if step in shared_after:
+            share(before)
+    assert len({f.epoch for f in before}) == 3
+    assert {f.position for f in before} == {14}
+    state = before[writer].state_dict()
+    for f, again in zip(before, after, strict=True):
+        again.load_state_dict(state)
+        assert read(again, 5) == read(f, 5)
+
+
+def test_batch_that_is_loaded_ahead_does_not_count() -> None:
+    """It is the first one of an epoch."""
+    f, again = (feed(DataLoader(Part(4, 2), batch_size=2)) for _ in range(2))
+    read(f, 2)
+    expected = [int(sample) for micro_batch in f.batch() for sample in micro_batch]
+    again.load_state_dict(f.state_dict())
+    assert read(again, 1) == expected == [100, 101]
+
+
+def test_part_without_a_length_begins_its_epoch_again_with_another_number_of_ranks() -> None:
+    before = parts()
+    for f in before:
+        read(f, 3)  # rank 0 is in epoch 1
+    again = feed(DataLoader(Part(4, 2, 3), batch_size=2))
+    again.load_state_dict(before[0].state_dict())
+    assert again.epoch == 1
+    assert read(again, 2) == [100, 101, 200, 201]
+
+
+def test_ranks_agree_on_the_divisor_of_their_counts() -> None:
+    """The samples of batches of a loader of the user's own are only known to their rank."""
+    sizes = ([4, 3], [4, 2, 1])
+    loaders = [DataLoader(range(9), batch_sampler=[list(range(n)) for n in each]) for each in sizes]  # type: ignore[arg-type]
+    batches = [feed(each, rank=rank, size=2, accumulate=2).batch() for rank, each in enumerate(loaders)]
+    assert len({batch.samples for batch in batches}) == 2
+    assert {batch.divisor for batch in batches} == {4}
 
 
 def test_step_of_several_batches_weights_them_by_size() -> None:
