@@ -1,6 +1,6 @@
 """A loader of the user's own: which rank reads what, and where it continues."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -20,7 +20,8 @@ def feed(loader: Any, *, rank: int = 0, size: int = 1, accumulate: int = 1) -> F
 
 
 def divided(n: int = 12, batch: int = 2, **how: Any) -> "DataLoader[Any]":
-    return DataLoader(range(n), batch_size=batch, **{"shuffle": True} | how)  # type: ignore[arg-type]
+    how = how if "batch_sampler" in how else {"batch_size": batch, "shuffle": True} | how
+    return DataLoader(range(n), **how)  # type: ignore[arg-type]
 
 
 def read(f: Feed, steps: int) -> list[int]:
@@ -166,8 +167,13 @@ def parts(*, accumulate: int = 1) -> list[Feed]:
 def share(feeds: list[Feed]) -> None:
     """What each rank alone knows, with all ranks."""
     rows: list[list[int]] = []
+
+    def gather(mine: Sequence[int]) -> list[list[int]]:
+        rows.append(list(mine))
+        return [[0, 0]] * len(feeds)
+
     for f in feeds:
-        f.share(lambda mine: rows.append(list(mine)) or [[0, 0]] * len(feeds))
+        f.share(gather)
     for f in feeds:
         f.share(lambda _: rows)
 
@@ -214,8 +220,10 @@ def test_part_without_a_length_begins_its_epoch_again_with_another_number_of_ran
 def test_ranks_agree_on_the_divisor_of_their_counts() -> None:
     """The samples of batches of a loader of the user's own are only known to their rank."""
     sizes = ([4, 3], [4, 2, 1])
-    loaders = [DataLoader(range(9), batch_sampler=[list(range(n)) for n in each]) for each in sizes]  # type: ignore[arg-type]
-    batches = [feed(each, rank=rank, size=2, accumulate=2).batch() for rank, each in enumerate(loaders)]
+    batches = [
+        feed(divided(batch_sampler=[range(n) for n in each]), rank=rank, size=2, accumulate=2).batch()
+        for rank, each in enumerate(sizes)
+    ]
     assert len({batch.samples for batch in batches}) == 2
     assert {batch.divisor for batch in batches} == {4}
 

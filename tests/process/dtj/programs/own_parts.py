@@ -20,7 +20,7 @@ OUT = Path(os.environ["OUT"])
 PARTS = (range(20), range(22, 25))
 
 
-class Part(IterableDataset[int]):
+class Part(IterableDataset[torch.Tensor]):
     """Sizes of its batches: 1, 2, 3, 1, ..."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:

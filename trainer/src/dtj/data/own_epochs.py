@@ -1,12 +1,12 @@
 """Where each rank's epochs began, of a loader without a length.
 
-Only when no batch comes a rank knows that its epoch has ended. So each rank begins its next epoch by itself, and
-ranks with more batches than others are in an earlier one. But a position must be the same on all ranks: it is the
-number of batches that each rank has read. To continue there a rank needs an epoch of its own that began at that
-position or before. It need not be the last one: the rank reads on from there, into the next epochs.
+Only when no batch comes a rank knows that its epoch has ended. So each rank begins its next epoch by itself,
+and ranks with more batches than others are in an earlier one. But a position must be the same on all ranks: it
+is the number of batches that each rank has read. To continue there a rank needs an epoch of its own that began
+before. It need not be the last one: the rank reads on from there, into the next epochs.
 
-Every rank has the entries of all ranks, because a checkpoint and a rank that hands over its state have one state
-for all of them. Those of the other ranks are as old as the last `share`.
+Every rank has the entries of all ranks, because a checkpoint and a rank that hands over its state have one
+state for all of them. Those of the other ranks are as old as the last `share`.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -130,7 +130,7 @@ class UserLoader(Source):
             self._items = None  # they may be of an epoch that the state does not know
             self._own.load(state, state["batches"])
             return int(state["batches"])
-        epoch, done = state["epoch"], state[self._batches.unit]
+        epoch, done = int(state["epoch"]), int(state[self._batches.unit])
         if self._batches.unit == "batches" and state["ranks"] != self._size:
             done = 0  # which samples the other ranks have read is unknown: read the epoch again
         left = self._batches.left(done)
