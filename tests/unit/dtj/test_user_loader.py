@@ -165,12 +165,12 @@ def parts(*, accumulate: int = 1) -> list[Feed]:
 
 
 def share(feeds: list[Feed]) -> None:
-    """What each rank alone knows, with all ranks."""
+    """What each rank alone knows, with all ranks; there are two of each, which split one model."""
     rows: list[list[int]] = []
 
     def gather(mine: Sequence[int]) -> list[list[int]]:
-        rows.append(list(mine))
-        return [[0, 0]] * len(feeds)
+        rows.extend([list(mine)] * 2)
+        return [[rank, 0, 0] for rank in range(len(feeds))]
 
     for f in feeds:
         f.share(gather)
@@ -196,6 +196,34 @@ def test_each_rank_continues_its_part_from_the_state_of_any_rank(
     for f, again in zip(before, after, strict=True):
         again.load_state_dict(state)
         assert read(again, 5) == read(f, 5)
+
+
+class Varying:
+    """In each epoch it has another number of batches, as a sampler by tokens has."""
+
+    lengths = (2, 5, 3)
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.lengths[self.epoch % 3]
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.tensor([[100 * self.epoch + n] for n in range(len(self))]))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_epoch_continues_whatever_the_length_of_the_others(accumulate: int) -> None:
+    steps = 10 // accumulate
+    expected = read(feed(Varying(), accumulate=accumulate), steps)
+    for done in range(steps):
+        f, again = (feed(Varying(), accumulate=accumulate) for _ in range(2))
+        before = read(f, done)
+        again.load_state_dict(f.state_dict())
+        assert before + read(again, steps - done) == expected
+    assert expected[:8] == [0, 1, 100, 101, 102, 103, 104, 200]
 
 
 def test_batch_that_is_loaded_ahead_does_not_count() -> None:

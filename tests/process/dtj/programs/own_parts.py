@@ -1,4 +1,4 @@
-"""Trains by counts on a loader without a length, of which rank 1 has fewer batches than rank 0, and other sizes.
+"""Trains by counts on a loader without a length. Rank 1 has fewer batches than rank 0, of other sizes.
 
 trace-<rank>  a line for each step: the step, and this rank's samples and weights after it
 $KILLED       rank@step: this rank is killed once, in the forward pass after this step

@@ -1,9 +1,9 @@
 """Where each rank's epochs began, of a loader without a length.
 
 Only when no batch comes a rank knows that its epoch has ended. So each rank begins its next epoch by itself,
-and ranks with more batches than others are in an earlier one. But a position must be the same on all ranks: it
-is the number of batches that each rank has read. To continue there a rank needs an epoch of its own that began
-before. It need not be the last one: the rank reads on from there, into the next epochs.
+and ranks with more batches than others are in an earlier one. But a position must be the same on all ranks:
+it is the number of batches that each rank has read. To continue there a rank needs an epoch of its own that
+began before. It need not be the last one: the rank reads on from there, into the next epochs.
 
 Every rank has the entries of all ranks, because a checkpoint and a rank that hands over its state have one
 state for all of them. Those of the other ranks are as old as the last `share`.
@@ -21,7 +21,7 @@ class Begun(NamedTuple):
 
 
 class OwnEpochs:
-    """Of one rank; what it knows of the others is only for the state."""
+    """Of one rank among those with different batches; what it knows of the others is only for the state."""
 
     def __init__(self, *, rank: int, size: int) -> None:
         self._rank, self._size = rank, size
@@ -37,10 +37,11 @@ class OwnEpochs:
         return next((each for each in reversed(self._mine) if each.at <= position), self._mine[0])
 
     def share(self, position: int, gather: Callable[[Sequence[int]], list[list[int]]]) -> None:
-        """Tell all ranks. gather: this rank's numbers -> those of all ranks."""
+        """Tell all ranks. gather: this rank's numbers -> those of all, and of ranks with equal batches."""
         mine = self.before(position)
         self._mine = [each for each in self._mine if each.at >= mine.at]
-        self._of_all = [Begun(*each) for each in gather(mine)]
+        found = {rank: Begun(epoch, at) for rank, epoch, at in gather((self._rank, *mine))}
+        self._of_all = [found[rank] for rank in range(self._size)]
 
     def state(self, position: int) -> dict[str, list[int]]:
         """Of all ranks, for a checkpoint at a position."""

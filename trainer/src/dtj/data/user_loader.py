@@ -133,12 +133,17 @@ class UserLoader(Source):
         epoch, done = int(state["epoch"]), int(state[self._batches.unit])
         if self._batches.unit == "batches" and state["ranks"] != self._size:
             done = 0  # which samples the other ranks have read is unknown: read the epoch again
-        left = self._batches.left(done)
+        left = self._left(epoch, done)
         return (epoch + 1) * EPOCH if left is not None and left <= 0 else epoch * EPOCH + done
+
+    def _left(self, epoch: int, done: int) -> int | None:
+        """Batches until this epoch ends; None: unknown."""
+        self._batches.turn_to(epoch)
+        return self._batches.left(done)
 
     def _read(self, position: int) -> RankBatch:
         epoch, done = divmod(position, EPOCH)
-        left = None if self._own else self._batches.left(done)
+        left = None if self._own else self._left(epoch, done)
         wanted = self._accumulate if left is None else min(self._accumulate, left)
         self._data = []
         if self._next != position or self._items is None:
@@ -238,6 +243,9 @@ class Divided:
             **kept,  # without a generator: workers are seeded by the present one, see `_drawing`
         )
 
+    def turn_to(self, epoch: int) -> None:
+        """From now on `left` counts batches of this epoch."""
+
     def begin(self, epoch: int, done: int) -> tuple[Iterator[Any], int]:
         """The batches of an epoch from `done` on, or from its start; and what it has consumed there."""
         self._sampler.epoch, self._sampler.done = epoch, done
@@ -301,15 +309,18 @@ class AsItIs:
         self._seeds = {each: each.initial_seed() for each in own if isinstance(each, torch.Generator)}
         if isinstance(loader, DataLoader):
             loader.worker_init_fn = worker.Start(os.getpid(), loader.worker_init_fn)
+        self._epoch = -1  # the loader's; before the first one, whatever it began with
 
     def begin(self, epoch: int, done: int) -> tuple[Iterator[Any], int]:
         del done  # a loader can only be read from its start
         for generator, seed in self._seeds.items():
             generator.manual_seed((seed + epoch) % 2**64)
-        for part in self._parts:
-            if hasattr(part, "set_epoch"):
-                part.set_epoch(epoch)
+        self._set_epoch(epoch)
         return iter(self._loader), 0
+
+    def turn_to(self, epoch: int) -> None:
+        if epoch != self._epoch:  # else it may be in the middle of this epoch
+            self._set_epoch(epoch)
 
     def left(self, done: int) -> int | None:
         length = length_if_known(self._loader)
@@ -317,6 +328,12 @@ class AsItIs:
 
     def after(self, done: int, batches: int) -> int:
         return done + batches
+
+    def _set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        for part in self._parts:
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
 
 
 def _can_divide(loader: Any) -> bool:
