@@ -82,8 +82,14 @@ class Undivided:
 def test_ranks_notice_that_they_read_the_same_batches(
     loader: Any, of_rank_1: object, is_noticed: bool
 ) -> None:
-    found = feed(loader, size=2).check_alike(lambda mine: [mine, digest([of_rank_1])])
+    found = feed(loader, size=2).check_alike(lambda mine: [mine, mine and digest([of_rank_1])])
     assert ("every rank reads the same batches" in found) == is_noticed
+
+
+def test_loader_of_another_length_on_another_rank_is_refused() -> None:
+    loader = DataLoader(range(9), batch_sampler=[[0], [1], [2]])  # type: ignore[arg-type, var-annotated]
+    with pytest.raises(RecipeError, match="DataLoader has 2 batches on one rank, 3 on another\n"):
+        feed(loader, size=2).check_alike(lambda mine: [mine, mine - 1])
 
 
 def test_batch_that_is_none_is_refused() -> None:

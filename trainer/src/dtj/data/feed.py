@@ -23,8 +23,8 @@ Over = Callable[["Batch"], Iterator[Any]]
 class Batch:
     """One global batch as seen from one rank. Iterating over it loads this rank's samples.
 
-    samples        of the whole global batch, over all ranks (the last batch of an epoch may be smaller). Of a
-                   loader of the user's own it may be an estimate, and another one on each rank
+    samples        of the whole global batch, over all ranks (the last batch of an epoch may be smaller).
+                   With a loader of the user's own each rank may have another estimate
     epoch          that these samples belong to, from 0
     ends_epoch     True for the last batch of an epoch
     micro_batches  of this rank

@@ -96,9 +96,16 @@ class UserLoader(Source):
         """A warning if all ranks read the same batch at `position`: then the loader is not divided; else "".
 
         gather  this rank's number -> those of all ranks
+        RecipeError if it has another length on another rank: each epoch would end at another step there.
         """
         if self._size == 1 or isinstance(self._batches, Divided):
             return ""
+        lengths = gather(self._batches.left(0) or 0)
+        if len(set(lengths)) > 1:
+            raise RecipeError(
+                f"the loader {self._kind} has {min(lengths)} batches on one rank, {max(lengths)} on another",
+                fix="divide the samples equally, as a DistributedSampler does, or leave its __len__ out",
+            )
         self.at(position)
         found = set(gather(digest(self._data)))
         if len(found) > 1 or found == {digest([])}:  # objects of other kinds count as nothing

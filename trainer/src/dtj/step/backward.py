@@ -34,8 +34,8 @@ class Weights:
 
     Strategies average gradients over the ranks with different samples. Here they must be summed, since the
     weights of all micro-batches add up to 1; so each loss is multiplied by the number of those ranks. The sum
-    of all counts is only known after the last one: until then they are divided by about the samples, by the
-    same number on every rank, and the gradients are corrected at the end.
+    of all counts is only known after the last one: until then they are divided by the samples, or by the
+    batches, whose number is the same on every rank, and the gradients are corrected at the end.
     """
 
     def __init__(self, batch: Batch, *, strategy: Strategy, precision: Precision) -> None:
