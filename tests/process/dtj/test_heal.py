@@ -53,6 +53,32 @@ def test_rank_that_dies_is_replaced_and_the_others_keep_their_state(
     assert all(set(seen(unbroken(3), step)) == set(seen(tmp_path, step)) for step in range(STEPS))
 
 
+@pytest.mark.parametrize(
+    ("killed", "flags"),
+    [
+        pytest.param("0@7", ["--check-every", 1], id="taken over from a rank in a later epoch"),
+        pytest.param("1@10", ["--check-every", 1], id="taken over from a rank in an earlier epoch"),
+        pytest.param("1@10", ["--parallel", "fsdp", "--memory-every", 3], id="a copy in memory"),
+        pytest.param("0@10", ["--parallel", "fsdp", "--memory-every", 0], id="a checkpoint"),
+    ],
+)
+def test_each_rank_continues_its_own_part_of_a_stream(
+    finish: Finish, tmp_path: Path, killed: str, flags: list[object]
+) -> None:
+    """Rank 1 begins a fifth epoch while rank 0 is in its first one; gradients are means over counts."""
+    found = []
+    for name, fault in (("whole", ""), ("broken", killed)):
+        out = tmp_path / name
+        out.mkdir()
+        how = ("--nproc", 2, "--max-restarts", 1, "--checkpoint", out / "run", "--save-every", 4, *flags)
+        ended = finish("run", *how, "--log-every", 3, PROGRAMS / "own_parts.py", OUT=out, KILLED=fault)
+        assert ended.code == 0, ended.err
+        traces = [file.read_text().splitlines() for file in sorted(out.glob("trace-*"))]
+        found.append([{line.split()[0]: line for line in trace} for trace in traces])
+    assert "was killed by SIGKILL" in ended.err
+    assert found[0] == found[1]
+
+
 def test_ranks_restart_together_if_the_optimizer_decides_how_often_it_calls_verbs(finish: Finish) -> None:
     ended = finish("run", "--nproc", 2, "--max-restarts", 1, PROGRAMS / "line_search.py")
     assert ended.code == 0, ended.err

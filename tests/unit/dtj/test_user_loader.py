@@ -1,6 +1,6 @@
 """A loader of the user's own: which rank reads what, and where it continues."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -20,7 +20,8 @@ def feed(loader: Any, *, rank: int = 0, size: int = 1, accumulate: int = 1) -> F
 
 
 def divided(n: int = 12, batch: int = 2, **how: Any) -> "DataLoader[Any]":
-    return DataLoader(range(n), batch_size=batch, **{"shuffle": True} | how)  # type: ignore[arg-type]
+    how = how if "batch_sampler" in how else {"batch_size": batch, "shuffle": True} | how
+    return DataLoader(range(n), **how)  # type: ignore[arg-type]
 
 
 def read(f: Feed, steps: int) -> list[int]:
@@ -81,8 +82,14 @@ class Undivided:
 def test_ranks_notice_that_they_read_the_same_batches(
     loader: Any, of_rank_1: object, is_noticed: bool
 ) -> None:
-    found = feed(loader, size=2).check_alike(lambda mine: [mine, digest([of_rank_1])])
+    found = feed(loader, size=2).check_alike(lambda mine: [mine, mine and digest([of_rank_1])])
     assert ("every rank reads the same batches" in found) == is_noticed
+
+
+def test_loader_of_another_length_on_another_rank_is_refused() -> None:
+    loader = DataLoader(range(9), batch_sampler=[[0], [1], [2]])  # type: ignore[arg-type, var-annotated]
+    with pytest.raises(RecipeError, match="DataLoader has 2 batches on one rank, 3 on another\n"):
+        feed(loader, size=2).check_alike(lambda mine: [mine, mine - 1])
 
 
 def test_batch_that_is_none_is_refused() -> None:
@@ -137,9 +144,122 @@ def test_set_epoch_is_called() -> None:
 
     f = feed(DataLoader(Endless(), batch_size=2), accumulate=2)
     assert read(f, 2) == [0, 0, 0, 1, 1, 1]
-    assert f.state_dict() == {"epoch": 1, "batches": 2, "ranks": 1}
+    assert f.epoch == 1
     with pytest.raises(RecipeError, match="the number of steps per epoch is unknown"):
         f.steps_per_epoch  # noqa: B018
+
+
+class Part(IterableDataset[int]):
+    """This rank's part of a stream: in each epoch another one, and as many samples as `lengths` says."""
+
+    def __init__(self, *lengths: int) -> None:
+        self.lengths = lengths
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(100 * self.epoch, 100 * self.epoch + self.lengths[self.epoch % len(self.lengths)]))
+
+
+def parts(*, accumulate: int = 1) -> list[Feed]:
+    lengths = ((4, 2, 3), (9,), (1,))
+    return [
+        feed(DataLoader(Part(*each), batch_size=2), rank=rank, size=3, accumulate=accumulate)
+        for rank, each in enumerate(lengths)
+    ]
+
+
+def share(feeds: list[Feed]) -> None:
+    """What each rank alone knows, with all ranks; there are two of each, which split one model."""
+    rows: list[list[int]] = []
+
+    def gather(mine: Sequence[int]) -> list[list[int]]:
+        rows.extend([list(mine)] * 2)
+        return [[rank, 0, 0] for rank in range(len(feeds))]
+
+    for f in feeds:
+        f.share(gather)
+    for f in feeds:
+        f.share(lambda _: rows)
+
+
+@pytest.mark.parametrize("shared_after", [[], [1], [2, 5], [7], range(1, 8)])
+@pytest.mark.parametrize("writer", range(3))
+def test_each_rank_continues_its_part_from_the_state_of_any_rank(
+    shared_after: list[int], writer: int
+) -> None:
+    """Of a stream without a length, which the user divided: the ranks are in different epochs."""
+    before, after = parts(accumulate=2), parts(accumulate=2)
+    for step in range(1, 8):
+        for f in before:
+            read(f, 1)
+        if step in shared_after:
+            share(before)
+    assert len({f.epoch for f in before}) == 3
+    assert {f.position for f in before} == {14}
+    state = before[writer].state_dict()
+    for f, again in zip(before, after, strict=True):
+        again.load_state_dict(state)
+        assert read(again, 5) == read(f, 5)
+
+
+class Varying:
+    """In each epoch it has another number of batches, as a sampler by tokens has."""
+
+    lengths = (2, 5, 3)
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.lengths[self.epoch % 3]
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.tensor([[100 * self.epoch + n] for n in range(len(self))]))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_epoch_continues_whatever_the_length_of_the_others(accumulate: int) -> None:
+    steps = 10 // accumulate
+    expected = read(feed(Varying(), accumulate=accumulate), steps)
+    for done in range(steps):
+        f, again = (feed(Varying(), accumulate=accumulate) for _ in range(2))
+        before = read(f, done)
+        again.load_state_dict(f.state_dict())
+        assert before + read(again, steps - done) == expected
+    assert expected[:8] == [0, 1, 100, 101, 102, 103, 104, 200]
+
+
+def test_batch_that_is_loaded_ahead_does_not_count() -> None:
+    """It is the first one of an epoch."""
+    f, again = (feed(DataLoader(Part(4, 2), batch_size=2)) for _ in range(2))
+    read(f, 2)
+    expected = [int(sample) for micro_batch in f.batch() for sample in micro_batch]
+    again.load_state_dict(f.state_dict())
+    assert read(again, 1) == expected == [100, 101]
+
+
+def test_part_without_a_length_begins_its_epoch_again_with_another_number_of_ranks() -> None:
+    before = parts()
+    for f in before:
+        read(f, 3)  # rank 0 is in epoch 1
+    again = feed(DataLoader(Part(4, 2, 3), batch_size=2))
+    again.load_state_dict(before[0].state_dict())
+    assert again.epoch == 1
+    assert read(again, 2) == [100, 101, 200, 201]
+
+
+def test_ranks_agree_on_the_divisor_of_their_counts() -> None:
+    """The samples of batches of a loader of the user's own are only known to their rank."""
+    sizes = ([4, 3], [4, 2, 1])
+    batches = [
+        feed(divided(batch_sampler=[range(n) for n in each]), rank=rank, size=2, accumulate=2).batch()
+        for rank, each in enumerate(sizes)
+    ]
+    assert len({batch.samples for batch in batches}) == 2
+    assert {batch.divisor for batch in batches} == {4}
 
 
 def test_step_of_several_batches_weights_them_by_size() -> None:

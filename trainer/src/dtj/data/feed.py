@@ -23,12 +23,14 @@ Over = Callable[["Batch"], Iterator[Any]]
 class Batch:
     """One global batch as seen from one rank. Iterating over it loads this rank's samples.
 
-    samples        of the whole global batch, over all ranks (the last batch of an epoch may be smaller)
+    samples        of the whole global batch, over all ranks (the last batch of an epoch may be smaller).
+                   With a loader of the user's own each rank may have another estimate
     epoch          that these samples belong to, from 0
     ends_epoch     True for the last batch of an epoch
     micro_batches  of this rank
     fetch          micro-batch -> its collated samples, on this rank's device
     over           batch -> its micro-batches one after the other, each with a `run.backward`; None: only data
+    divisor        of the counts of its losses until their sum is known; the same on every rank
     """
 
     samples: int
@@ -37,6 +39,7 @@ class Batch:
     micro_batches: Sequence[MicroBatch]
     fetch: Callable[[MicroBatch], Any]
     over: Over | None = None
+    divisor: int = 1
 
     def __iter__(self) -> Iterator[Any]:
         """This rank's micro-batches, on its device."""
@@ -120,6 +123,7 @@ class Feed:
             micro_batches=rank_batch.micro_batches,
             fetch=fetch,
             over=over,
+            divisor=self._source.divisor(rank_batch),
         )
 
     def advance(self) -> None:
@@ -169,16 +173,20 @@ class Feed:
         """
         return self._source.check_alike(self.position, gather)
 
+    def share(self, gather: Callable[[Sequence[int]], list[list[int]]]) -> None:
+        """See Source.share."""
+        self._source.share(self.position, gather)
+
     def close(self) -> None:
         """Stop the worker processes, if there are any."""
         self._ahead = None
         self._source.close()
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """The position, and what must be the same for it to be valid."""
         return self._source.state(self.position)
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raise RecipeError if the state was saved with another dataset or seed.
 
         Also if it was saved with another global batch, and the program counts its steps by epochs.

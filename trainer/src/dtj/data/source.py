@@ -3,7 +3,7 @@
 Comes after `splitter.py` and `loader.py`; `indexed.py`, `stream.py` and `user_loader.py` are the sources.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,16 @@ class Source:
         """One micro-batch of the batch that `at` returned last, in host memory."""
         raise AssertionError("a run without data has no micro-batches")
 
+    def divisor(self, rank_batch: RankBatch) -> int:
+        """See Batch: the samples, if all ranks know how many the others have."""
+        return max(1, rank_batch.samples)
+
+    def share(self, position: int, gather: Callable[[Sequence[int]], list[list[int]]]) -> None:
+        """Tell the other ranks what only this rank knows, and a state of all ranks must have. Collective.
+
+        gather  this rank's numbers -> those of all ranks
+        """
+
     def check_alike(self, position: int, gather: Callable[[int], list[int]]) -> str:
         """See Feed.check_alike. gather: this rank's number -> those of all ranks."""
         del position, gather
@@ -45,12 +55,12 @@ class Source:
     def close(self) -> None:
         """Stop the worker processes."""
 
-    def state(self, position: int) -> dict[str, int]:
+    def state(self, position: int) -> dict[str, Any]:
         """A position in a readable form, and what must be the same for it to be valid."""
         del position
         return {}
 
-    def position(self, state: dict[str, int]) -> int:
+    def position(self, state: dict[str, Any]) -> int:
         """The position of a state; RecipeError if that was saved with other data."""
         del state
         return 0

@@ -5,12 +5,12 @@ Each rank reads its own batches, of the size that the loader gives them: a step 
 divided    a torch DataLoader over a map-style dataset, in order or shuffled by torch's own sampler: dtj
            divides the samples among the ranks, and continues an epoch exactly at any number of ranks
 as it is   any other loader: the user divides it. An epoch continues by reading up to that batch; with
-           another number of ranks it starts again
+           another number of ranks it starts again. Without a length, see own_epochs.py
 """
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from dtj.data import order, worker
 from dtj.data.digest import digest
 from dtj.data.indexed import length_if_known, length_of
 from dtj.data.loader import as_batch
+from dtj.data.own_epochs import OwnEpochs
 from dtj.data.source import EPOCH, Source
 from dtj.data.splitter import MicroBatch, RankBatch
 from dtj.errors import RecipeError, whole
@@ -43,8 +44,10 @@ class UserLoader(Source):
         self._batches = (
             Divided(loader, rank=rank, size=size, seed=seed) if _can_divide(loader) else AsItIs(loader)
         )
-        if self._batches.left(0) == 0:
+        batches = self._batches.left(0)
+        if batches == 0:
             raise _empty(self._kind)
+        self._own = OwnEpochs(rank=rank, size=size) if batches is None else None
         self._rank, self._size, self._seed, self._accumulate = rank, size, seed, accumulate
         self._items: Iterator[Any] | None = None
         self._next = -1  # position of the next item of `_items`
@@ -62,6 +65,10 @@ class UserLoader(Source):
         """Samples of one batch of this rank; None: unknown."""
         return self._batches.batch_size
 
+    def epoch(self, position: int) -> int:
+        """Epoch at a position, from 0; without a length, that of this rank."""
+        return self._own.before(position).epoch if self._own else position // EPOCH
+
     def at(self, position: int) -> RankBatch:
         """The step that starts at `position`; calling it again returns the same one. Waits until it is read.
 
@@ -76,13 +83,29 @@ class UserLoader(Source):
         assert rank_batch is self._present
         return self._data[micro_batch.number]
 
+    def divisor(self, rank_batch: RankBatch) -> int:
+        """See Batch. By batches, whose samples only their own rank knows."""
+        return self._size * len(rank_batch.micro_batches)
+
+    def share(self, position: int, gather: Callable[[Sequence[int]], list[list[int]]]) -> None:
+        """See Source."""
+        if self._own:
+            self._own.share(position, gather)
+
     def check_alike(self, position: int, gather: Callable[[int], list[int]]) -> str:
         """A warning if all ranks read the same batch at `position`: then the loader is not divided; else "".
 
         gather  this rank's number -> those of all ranks
+        RecipeError if it has another length on another rank: each epoch would end at another step there.
         """
         if self._size == 1 or isinstance(self._batches, Divided):
             return ""
+        lengths = gather(self._batches.left(0) or 0)
+        if len(set(lengths)) > 1:
+            raise RecipeError(
+                f"the loader {self._kind} has {min(lengths)} batches on one rank, {max(lengths)} on another",
+                fix="divide the samples equally, as a DistributedSampler does, or leave its __len__ out",
+            )
         self.at(position)
         found = set(gather(digest(self._data)))
         if len(found) > 1 or found == {digest([])}:  # objects of other kinds count as nothing
@@ -96,31 +119,42 @@ class UserLoader(Source):
         """Stop the worker processes."""
         self._items = None
 
-    def state(self, position: int) -> dict[str, int]:
+    def state(self, position: int) -> dict[str, Any]:
         """A position in a readable form, and the number of ranks it was counted with."""
+        if self._own:
+            return {"batches": position, "ranks": self._size} | self._own.state(position)
         epoch, done = divmod(position, EPOCH)
         return {"epoch": epoch, self._batches.unit: done, "ranks": self._size}
 
-    def position(self, state: dict[str, int]) -> int:
+    def position(self, state: dict[str, Any]) -> int:
         """Raise RecipeError if the checkpoint was made with other data."""
-        if set(state) != {"epoch", self._batches.unit, "ranks"}:
+        if state.keys() != self.state(0).keys():
             raise RecipeError(
                 "the checkpoint was made with other data: run.data, or another kind of loader",
                 fix="use the same data, or start a new run without the checkpoint",
             )
-        epoch, done = state["epoch"], state[self._batches.unit]
+        if self._own:
+            self._items = None  # they may be of an epoch that the state does not know
+            self._own.load(state, state["batches"])
+            return int(state["batches"])
+        epoch, done = int(state["epoch"]), int(state[self._batches.unit])
         if self._batches.unit == "batches" and state["ranks"] != self._size:
             done = 0  # which samples the other ranks have read is unknown: read the epoch again
-        left = self._batches.left(done)
+        left = self._left(epoch, done)
         return (epoch + 1) * EPOCH if left is not None and left <= 0 else epoch * EPOCH + done
+
+    def _left(self, epoch: int, done: int) -> int | None:
+        """Batches until this epoch ends; None: unknown."""
+        self._batches.turn_to(epoch)
+        return self._batches.left(done)
 
     def _read(self, position: int) -> RankBatch:
         epoch, done = divmod(position, EPOCH)
-        left = self._batches.left(done)
+        left = None if self._own else self._left(epoch, done)
         wanted = self._accumulate if left is None else min(self._accumulate, left)
         self._data = []
         if self._next != position or self._items is None:
-            self._items = self._batches_from(epoch, done)
+            self._items = self._from(position, self._own) if self._own else self._batches_from(epoch, done)
         while len(self._data) < wanted:
             item = next(self._items, _END)
             if item is None:
@@ -128,15 +162,10 @@ class UserLoader(Source):
                     f"the loader {self._kind} yielded None instead of a batch",
                     fix="collate_fn must return a batch: leave bad samples out of the dataset itself",
                 )
-            if item is not _END:
-                self._data.append(as_batch(item))
-                done = self._batches.after(done, 1)
-            elif left is None and done:
-                # Without a length, each rank begins its next epoch by itself.
-                epoch, done = epoch + 1, 0
-                self._items = self._batches_from(epoch, 0)
-            else:
+            if item is _END:
                 raise self._too_short(done, left)
+            self._data.append(as_batch(item))
+            done = self._batches.after(done, 1)
         self._next = epoch * EPOCH + done
         sizes = [_length_of(each) for each in self._data]
         known = [size or 1 for size in sizes] if all(sizes) else [1] * wanted
@@ -144,9 +173,23 @@ class UserLoader(Source):
             MicroBatch(number, np.arange(k), k / sum(known) / self._size) for number, k in enumerate(known)
         ]
         samples = self._size * (wanted * self.batch_size if self.batch_size else sum(known))
-        began_in, ends_epoch = position // EPOCH, left == wanted
-        following = (began_in + 1) * EPOCH if ends_epoch else self._next
-        return RankBatch(position, following, samples, began_in, ends_epoch, micro)
+        ends_epoch = left == wanted
+        following = (epoch + 1) * EPOCH if ends_epoch else self._next
+        return RankBatch(position, following, samples, self.epoch(position), ends_epoch, micro)
+
+    def _from(self, position: int, own: OwnEpochs) -> Iterator[Any]:
+        """All batches of this rank from a position on, of a loader without a length: epoch after epoch."""
+        epoch, at = own.before(position)
+        while True:
+            own.begin(epoch, at)
+            began = at
+            for item in self._batches_from(epoch, 0):
+                if at >= position:
+                    yield item
+                at += 1
+            if at == began:
+                raise _empty(self._kind)
+            epoch += 1
 
     def _batches_from(self, epoch: int, done: int) -> Iterator[Any]:
         """The loader's batches. What it draws while it reads one depends on that batch and the rank only."""
@@ -206,6 +249,9 @@ class Divided:
             sampler=self._sampler,
             **kept,  # without a generator: workers are seeded by the present one, see `_drawing`
         )
+
+    def turn_to(self, epoch: int) -> None:
+        """From now on `left` counts batches of this epoch."""
 
     def begin(self, epoch: int, done: int) -> tuple[Iterator[Any], int]:
         """The batches of an epoch from `done` on, or from its start; and what it has consumed there."""
@@ -270,15 +316,18 @@ class AsItIs:
         self._seeds = {each: each.initial_seed() for each in own if isinstance(each, torch.Generator)}
         if isinstance(loader, DataLoader):
             loader.worker_init_fn = worker.Start(os.getpid(), loader.worker_init_fn)
+        self._epoch = -1  # the loader's; before the first one, whatever it began with
 
     def begin(self, epoch: int, done: int) -> tuple[Iterator[Any], int]:
         del done  # a loader can only be read from its start
         for generator, seed in self._seeds.items():
             generator.manual_seed((seed + epoch) % 2**64)
-        for part in self._parts:
-            if hasattr(part, "set_epoch"):
-                part.set_epoch(epoch)
+        self._set_epoch(epoch)
         return iter(self._loader), 0
+
+    def turn_to(self, epoch: int) -> None:
+        if epoch != self._epoch:  # else it may be in the middle of this epoch
+            self._set_epoch(epoch)
 
     def left(self, done: int) -> int | None:
         length = length_if_known(self._loader)
@@ -286,6 +335,12 @@ class AsItIs:
 
     def after(self, done: int, batches: int) -> int:
         return done + batches
+
+    def _set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        for part in self._parts:
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
 
 
 def _can_divide(loader: Any) -> bool:

@@ -34,14 +34,14 @@ class Weights:
 
     Strategies average gradients over the ranks with different samples. Here they must be summed, since the
     weights of all micro-batches add up to 1; so each loss is multiplied by the number of those ranks. The sum
-    of all counts is only known after the last one: until then they are divided by the samples, and the
-    gradients are corrected at the end.
+    of all counts is only known after the last one: until then they are divided by the samples, or by the
+    batches, whose number is the same on every rank, and the gradients are corrected at the end.
     """
 
     def __init__(self, batch: Batch, *, strategy: Strategy, precision: Precision) -> None:
         self._strategy, self._precision = strategy, precision
         self._scale = precision.scale
-        self._samples = max(1, batch.samples)
+        self._divisor = batch.divisor
         # By the number of the micro-batch: to infer shapes, a pipeline calls the loss of the first one twice.
         self._counts: dict[int, torch.Tensor] = {}
         self._weighted: set[int] = set()
@@ -62,7 +62,7 @@ class Weights:
         if count is not None:
             counted = self._counted(count, micro_batch)
             mean = torch.where(counted > 0, mean, 0.0)  # the mean of no tokens is NaN
-            return mean * (counted * (scale / self._samples))
+            return mean * (counted * (scale / self._divisor))
         if self._counts:
             raise _mixed()
         factor = micro_batch.weight * scale
@@ -104,7 +104,7 @@ class Weights:
         if dist.is_initialized():
             dist.all_reduce(total)
         total = total / self._strategy.layout.size("tp")  # these ranks count the same samples
-        factor = torch.where(total > 0, self._samples / total, 1.0)
+        factor = torch.where(total > 0, self._divisor / total, 1.0)
         for parameter in self._strategy.parameters:
             if parameter.grad is not None:
                 local = local_part(parameter.grad)

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch.distributed as dist
 
@@ -15,7 +16,7 @@ from dtj.contract import EXIT_SIGNAL, EXIT_STOPPED
 from dtj.copies.memory_copies import MemoryCopies
 from dtj.errors import Stopped
 from dtj.parallel.strategy import Strategy
-from dtj.ranks import agreement
+from dtj.ranks import agreement, exchange
 from dtj.ranks.agreement import Agreement, Message
 from dtj.ranks.process_groups import ProcessGroups
 from dtj.step.finite import FiniteCheck
@@ -146,6 +147,7 @@ class Boundary:
         logger.end(step, samples=feed.consumed, epoch=epoch, waited_s=feed.waited_s)
         if delivers:
             logger.deliver(agreement.gather(logger.pending(), self.groups.control))
+            feed.share(partial(exchange.all_gather_numbers, group=self.groups.control))
 
     def _send(self) -> None:
         step, logger = self.progress.step, self._need_logger()
