@@ -44,6 +44,9 @@ def main(folder: Path, options: list[str]) -> int:
         for line in installing.stderr:
             print(line, end="", file=sys.stderr, flush=True)
             final, passing = final or bool(_FINAL.search(line)), passing or bool(_PASSING.search(line))
+    if installing.returncode and final and passing:  # pip's last line only says that it found no package
+        why = "the package index could not be reached, see above; --env PIP_INDEX_URL=... names another one"
+        print(why, file=sys.stderr)
     return _BAD_RECIPE if installing.returncode and final and not passing else installing.returncode
 
 

@@ -221,7 +221,9 @@ def advice(name: str, status: Json) -> str:
         ):
             return f"remove the obstacle: {blocked.get('reason')}; kubectl dtj events {name} has the details"
         case "Recovering" | "Terminating" as phase:
-            return f"nothing: {_PASSES[phase]}"
+            # Behind the number of pods: what they wait for, such as the end of a back-off.
+            waits = str(blocked.get("message") or "").partition("; ")[2] if phase == "Recovering" else ""
+            return f"nothing: {_PASSES[phase]}{waits and f'; {plain(waits)}'}"
         case "Running" if condition(status, "Healthy").get("status") == "False":
             return plain(str(condition(status, "Healthy").get("message")))
         case None:

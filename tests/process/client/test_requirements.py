@@ -66,3 +66,5 @@ def test_package_that_does_not_exist_is_final_unless_the_index_could_not_be_aske
     unasked = run(tmp_path, "greeting==1\n", **index)
     assert unasked.returncode == 1
     assert "No matching distribution found for greeting==1" in unasked.stderr
+    last = unasked.stderr.splitlines()[-1]  # which the job's status shows
+    assert last.startswith("the package index could not be reached")

@@ -70,6 +70,25 @@ def test_job_grows_and_shrinks_while_it_trains(start: Start, tmp_path: Path) -> 
     assert ended[0].err.count("(0 of 5 in-place restarts used)") == ended[0].err.count("dtj: generation ")
 
 
+def test_job_that_cannot_save_grows_once_it_can(start: Start, tmp_path: Path) -> None:
+    """Otherwise its ranks would start again at step 0."""
+    out, volume = tmp_path / "out", tmp_path / "volume"
+    volume.touch()  # not a folder: root may write into every folder
+    job = elastic(start, out, STEPS=16, STEP_S=0.05, HOLD_AT="3 7")
+    flags = ("--checkpoint", volume / "run", "--save-every", 5)
+    first, second = (job.run(index, *flags) for index in range(2))
+    wait_for((out / "at-3").exists, "step 3")
+    third = job.run(2, *flags)
+    wait_for(lambda: "a job that cannot write its checkpoints cannot grow" in first.err, "the message")
+    (out / "go-3").touch()
+    wait_for((out / "at-7").exists, "step 7")
+    volume.unlink()
+    (out / "go-7").touch()
+    ended = [pod.wait() for pod in (first, second, third)]
+    assert [e.code for e in ended] == [0, 0, 0], [e.err for e in ended]
+    assert_every_sample_once_an_epoch(out, 16)
+
+
 def test_evicted_pod_in_the_middle_is_waited_for(start: Start, tmp_path: Path) -> None:
     """The others have saved and keep their pods; the replacement joins them at the same size."""
     out = tmp_path / "out"

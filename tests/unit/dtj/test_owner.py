@@ -2,6 +2,7 @@
 
 import errno
 import json
+import stat
 import sys
 from pathlib import Path
 
@@ -35,6 +36,25 @@ def test_record_says_who_writes(tmp_path: Path) -> None:
         "generation": 3,
         "superseded": [],
     }
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o2775, 0o755])
+def test_who_may_write_to_the_volume_may_write_beside_the_folder_of_a_job(tmp_path: Path, mode: int) -> None:
+    """A job of another user in the same namespace, or a later one with the same name."""
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    volume.chmod(mode)
+    run = volume / "default" / "digits" / "1a2b3c4d"
+    owner(run, "a1", DTJ_JOB="digits").claim()
+    shared = [run.parent, run.parent.parent]
+    assert [stat.S_IMODE(each.stat().st_mode) for each in shared] == [mode, mode]
+    assert not run.stat().st_mode & stat.S_IWOTH
+
+
+def test_folders_above_a_run_without_a_job_belong_to_its_user(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    owner(tmp_path / "runs" / "first", "a1").claim()
+    assert not (tmp_path / "runs").stat().st_mode & stat.S_IWOTH
 
 
 @pytest.mark.parametrize("older_step", [120, 500, 900])

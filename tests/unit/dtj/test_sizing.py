@@ -101,6 +101,15 @@ def test_elastic_job_without_a_checkpoint_folder_does_not_grow() -> None:
     assert found.state.generation == 1
 
 
+def test_elastic_job_whose_save_failed_grows_once_a_save_succeeds() -> None:
+    """All ranks would start again from an older checkpoint, or from none."""
+    found = elastic(replicas=2, here=3)
+    found.saves(NOW, works=False)
+    assert found.tick(NOW + RESIZE_DELAY_S) == []
+    found.saves(NOW + 60, works=True)
+    assert found.tick(NOW + 60 + RESIZE_DELAY_S) == [Form(2, frozenset(), 3, gracefully=True)]
+
+
 @pytest.mark.parametrize(("wished", "remembered"), [(4, 2), (2, 4)])
 def test_new_coordinator_learns_the_size_from_the_others(wished: int, remembered: int) -> None:
     """Unless the job has been scaled down since."""

@@ -143,6 +143,21 @@ def held(reason: str) -> Json:
         param(
             {
                 "phase": "Recovering",
+                "conditions": [
+                    {
+                        "type": "PodsReady",
+                        "status": "False",
+                        "reason": "Starting",
+                        "message": "0 of 2 pods are ready; new pods are created after the back-off, at 7:21",
+                    }
+                ],
+            },
+            "replacing what failed; new pods are created after the back-off, at 7:21",
+            id="new pods wait for the back-off",
+        ),
+        param(
+            {
+                "phase": "Recovering",
                 "conditions": [{"type": "PodsReady", "status": "False", "reason": "Unschedulable"}],
             },
             "remove the obstacle: Unschedulable",

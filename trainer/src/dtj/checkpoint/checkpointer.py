@@ -32,6 +32,7 @@ from dtj.errors import CheckpointError, NoSpaceError, RecipeError, SupersededErr
 from dtj.parallel.strategy import Strategy
 from dtj.ranks.world import World
 from dtj.settings import Settings
+from dtj.telemetry import report_pipe
 
 # If no flag sets an interval: a save takes milliseconds to seconds, and a minute of lost work is acceptable.
 _SAVE_INTERVAL_S = 60.0
@@ -191,6 +192,9 @@ class Checkpointer:
                     ) from error
                 why = error.strerror or error
                 self.say(f"cannot write to {self.run_dir}: {why}; training continues, each save tries again")
+                report_pipe.send({"saves": False})
+            else:
+                report_pipe.send({"saves": True})
 
     def restore(self, group: Group) -> int | None:
         """Claim the folder, and load the newest checkpoint into the parts; its step, None if there is none.
@@ -273,6 +277,8 @@ class Checkpointer:
         if isinstance(failure, SupersededError):
             raise failure
         if failure is not None:
+            if self._is_rank0:
+                report_pipe.send({"saves": False})
             newest = f"of step {self.saved_step}" if self.saved_step else "none yet"
             self.say(
                 f"{failure.what}; training continues (newest checkpoint: {newest})\n  fix: {failure.fix}"

@@ -23,6 +23,7 @@ from dtj.checkpoint.objects import Location
 from dtj.errors import SupersededError
 
 _MOST_REMEMBERED = 1000  # superseded writers in one record
+_SHARED = 2  # folders between the volume and that of a job: of the namespace, and of the job's name
 
 
 class Owner:
@@ -39,12 +40,13 @@ class Owner:
         self.writer = env.get(contract.INCARNATION) or uuid.uuid4().hex
         self.leftovers: frozenset[str] = frozenset()
         self._job = env.get(contract.JOB, "")
+        self._shared = _SHARED if self._job else 0
         self._generation = int(env.get(contract.GENERATION) or 1)
         self._has_claimed = False
 
     def claim(self) -> None:
         """Become the owner; SupersededError if another writer has replaced this one, OSError of the disk."""
-        self.storage.create()
+        self.storage.create(shared=self._shared)
         record = self._read()
         superseded = record.get("superseded", [])
         if self.writer in superseded:

@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Iterator
@@ -57,8 +58,13 @@ class Folder:
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
 
-    def create(self) -> None:
-        """Create the folder if there is none."""
+    def create(self, *, shared: int) -> None:
+        """Create the folder if there is none.
+
+        shared  so many folders above it are for jobs of other users, too, if the volume is
+        """
+        for folder in reversed(self._run_dir.parents[:shared]):
+            _create_like_parent(folder)
         self._run_dir.mkdir(parents=True, exist_ok=True)
 
     def names(self) -> list[str]:
@@ -133,8 +139,8 @@ class ObjectStore:
         self._run_dir = run_dir
         self._id = ""  # of the save in progress
 
-    def create(self) -> None:
-        """Nothing: objects need no folder."""
+    def create(self, *, shared: int) -> None:
+        del shared  # objects need no folder
 
     def names(self) -> list[str]:
         """Markers, and the content of checkpoints that no marker names."""
@@ -198,6 +204,16 @@ def _marker(marker: ObjectPath) -> dict[str, Any]:
     if not isinstance(found, dict) or "/" in str(found.get("content", "/")):
         raise ValueError(f"{marker} does not say where the checkpoint is")
     return found
+
+
+def _create_like_parent(folder: Path) -> None:
+    """Create a folder in which all users may create folders who may do so in the one above it."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        return
+    with contextlib.suppress(OSError):  # a file system without permissions
+        folder.chmod(stat.S_IMODE(folder.parent.stat().st_mode))
 
 
 def _fsync(folder: Path) -> None:

@@ -82,7 +82,7 @@ class Writer:
         else:
             self.failure, self.saved_step, self.best = None, snapshot.step, best
             if self.is_rank0 and folder is not None:
-                report(folder, saveSeconds=round(self.clock() - began, 3), step=snapshot.step)
+                report(folder, saveSeconds=round(self.clock() - began, 3), step=snapshot.step, saves=True)
         finally:
             self._score = NO_SCORE
 

@@ -53,6 +53,11 @@ _MISPLACED = (
     ("unbound immediate PersistentVolumeClaims", "kubectl describe pvc says why the claim is not bound"),
     ("Insufficient", _FIXES["Unschedulable"]),
     (
+        "were unschedulable",  # cordoned; whether the template matches these nodes is not examined
+        "uncordon the nodes that kubectl get nodes shows as SchedulingDisabled, or add nodes that match the "
+        "template",
+    ),
+    (
         "node affinity/selector|untolerated taint",
         "correct nodeSelector, affinity or tolerations in the template, or add nodes that match them",
     ),

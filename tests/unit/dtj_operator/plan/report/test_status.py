@@ -186,6 +186,10 @@ def test_pod_that_waits_for_a_secret_is_reported_within_seconds(
             "3 node(s) didn't match Pod's node affinity/selector.",
             "correct nodeSelector, affinity or tolerations",
         ),
+        (
+            "1 node(s) had untolerated taint(s), 3 node(s) were unschedulable.",
+            "uncordon the nodes that kubectl get nodes shows as SchedulingDisabled",
+        ),
         ("no one knows", "add or free the missing resources"),
     ],
 )

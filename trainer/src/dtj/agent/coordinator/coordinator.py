@@ -153,6 +153,8 @@ class Coordinator:
                 self._on_activity(activities, now)
             case facts.Probes(probes, number) if self._is_watched:
                 self._monitor.probed(number, probes)
+            case facts.Saves(_, works):
+                self._on_saves(now, works=works)
             case facts.Stopping():
                 actions = member.stop(hello.incarnation, now)
             case facts.Failure("lost", ending, generation):
@@ -210,6 +212,12 @@ class Coordinator:
         for rank, activity in activities.items():
             if activity.generation == self.membership.state.generation:
                 self._monitor.observe_activity(rank, activity, now)
+
+    def _on_saves(self, now: float, *, works: bool) -> None:
+        could_not = self.membership.cannot_save
+        self._act(self.membership.saves(now, works=works))
+        if self.membership.cannot_save and not could_not and self._left_out:
+            self._log_waiting(self._left_out)
 
     def _on_ended(self, ending: Ending, generation: int, now: float) -> list[Action]:
         if generation == self.membership.state.generation:  # else the rank has been restarted since
@@ -282,12 +290,14 @@ class Coordinator:
 
     @property
     def _left_out(self) -> list[int]:
-        """Connected replicas beyond the job's size: without a checkpoint folder it cannot grow."""
-        job = self.membership.job
-        return [] if job.saves else sorted(i for i in self.membership.agents if i >= job.replicas)
+        """Connected replicas beyond the job's size: without checkpoints it cannot grow."""
+        member = self.membership
+        return [] if member.keeps_run else sorted(i for i in member.agents if i >= member.job.replicas)
 
     def _log_waiting(self, replicas: Sequence[int]) -> None:
-        self._log(f"a job without a checkpoint folder cannot grow: replica {some(replicas)} must wait")
+        fails = self.membership.cannot_save
+        what = "that cannot write its checkpoints" if fails else "without a checkpoint folder"
+        self._log(f"a job {what} cannot grow: replica {some(replicas)} must wait")
 
     def _log_cause(self, culprit: Ending | None) -> None:
         """Say which rank of another replica failed: there, its own agent says so, in another log."""

@@ -74,6 +74,7 @@ class Membership:
     culprit: Ending | None = None  # of a job that is over
     ended_early: list[int] = field(default_factory=list)  # ranks without which the others could not continue
     stopping: set[int] = field(default_factory=set)  # replicas whose pod was asked to terminate
+    cannot_save: bool = False  # rank 0 failed to write to the checkpoint folder when it last tried
     _healable: set[int] = field(default_factory=set)
     _ready: set[int] = field(default_factory=set)
     _kept: frozenset[int] = frozenset()
@@ -115,6 +116,11 @@ class Membership:
     def leaving(self) -> list[int]:
         """Ranks whose pod was asked to terminate."""
         return [rank for replica in sorted(self.stopping) for rank in self.job.ranks_of(replica)]
+
+    @property
+    def keeps_run(self) -> bool:
+        """A new size of the job does not cost the steps so far."""
+        return self.job.saves and not self.cannot_save
 
     def waited_for(self, now: float) -> dict[int, float]:
         """Replicas that took part and are missing, and for how many seconds.
@@ -234,6 +240,13 @@ class Membership:
         """Ranks have taken up to so long from the start of a generation to their first step."""
         if seconds > self.state.startup_s:
             self.state = replace(self.state, startup_s=seconds)
+
+    def saves(self, now: float, *, works: bool) -> list[Action]:
+        """Rank 0 could write to the checkpoint folder, or could not: then a new size would cost the run."""
+        if works and self.cannot_save:
+            self._schedule_resize(now)
+        self.cannot_save = not works
+        return []
 
     def stop(self, incarnation: str, now: float) -> list[Action]:
         """A pod was asked to terminate: it will leave, so its ranks are not restarted, however they end."""
@@ -480,9 +493,9 @@ class Membership:
             self.job.replicas, here=here, left=left, limits=self.job.limits, waits_for_lost=waits_for_lost
         )
         grows = found > self.job.replicas
-        if found == self.job.replicas or (grows and not self.job.saves):
+        if found == self.job.replicas or (grows and not self.keeps_run):
             return []
-        if not grows and waits_for_lost and not self.job.saves:
+        if not grows and waits_for_lost and not self.keeps_run:
             return []  # shrinking would cost the run without a checkpoint; lost replicas may come back
         if self._away:
             self._end_generation()

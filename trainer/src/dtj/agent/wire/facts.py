@@ -52,6 +52,14 @@ class Probes:
 
 
 @dataclass(frozen=True)
+class Saves:
+    """Whether a rank can write checkpoints; only rank 0 says so."""
+
+    rank: int
+    works: bool
+
+
+@dataclass(frozen=True)
 class Stopping:
     """The pod was asked to terminate."""
 
@@ -65,7 +73,7 @@ class Failure:
     generation: int
 
 
-Fact = Ready | Hold | Heartbeats | Activities | Probes | Stopping | Failure
+Fact = Ready | Hold | Heartbeats | Activities | Probes | Saves | Stopping | Failure
 
 
 def parse(message: Mapping[str, Any], *, ranks: range) -> Fact | None:
@@ -73,9 +81,9 @@ def parse(message: Mapping[str, Any], *, ranks: range) -> Fact | None:
 
     ranks  of the sender: an agent speaks for no other
     """
-    fact = _parse(message)
+    fact = _parse_of_rank(message) or _parse(message)
     match fact:
-        case Ready(rank=rank) | Hold(rank=rank) | Failure(ending=Ending(rank=rank)):
+        case Ready(rank=rank) | Hold(rank=rank) | Saves(rank=rank) | Failure(ending=Ending(rank=rank)):
             named: set[int] = {rank}
         case Heartbeats(ranks=known) | Activities(ranks=known) | Probes(ranks=known):
             named = set(known)
@@ -86,12 +94,20 @@ def parse(message: Mapping[str, Any], *, ranks: range) -> Fact | None:
     return fact
 
 
-def _parse(message: Mapping[str, Any]) -> Fact | None:
+def _parse_of_rank(message: Mapping[str, Any]) -> Fact | None:
+    """What one rank says."""
     match message:
         case {"ready": found}:
             return Ready(*checked(tuple[int, int], found))
         case {"hold": rank, "holds": holds}:
             return Hold(checked(int, rank), checked(bool, holds))
+        case {"saves": rank, "works": works}:
+            return Saves(checked(int, rank), checked(bool, works))
+    return None
+
+
+def _parse(message: Mapping[str, Any]) -> Fact | None:
+    match message:
         case {"heartbeats": found}:
             return Heartbeats(checked(dict[int, Heartbeat], found))
         case {"activity": found}:
