@@ -1,6 +1,7 @@
 """Settings for all suites."""
 
 import asyncio
+import atexit
 import gc
 import os
 from collections.abc import Generator, Sequence
@@ -13,13 +14,18 @@ hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine
 hypothesis.settings.load_profile("untimed")
 
 
-def pytest_configure() -> None:
-    """Set the main thread's event loop to None.
+def pytest_configure(config: pytest.Config) -> None:
+    """Set the main thread's event loop to None, and let a worker of pytest-xdist end at once.
 
     pytest-asyncio asks for the loop before its first test. asyncio would then create one that is never
     closed; the warning about it, an error here, would fail whichever test runs when it is garbage collected.
+
+    When its exit functions run, a worker has sent its results, and pytest-xdist does not read its exit code.
+    The last function, the first to be registered, avoids taking all modules apart: a second of CPU time.
     """
     asyncio.set_event_loop(None)
+    if hasattr(config, "workerinput"):
+        atexit.register(os._exit, 0)
 
 
 @pytest.hookimpl(wrapper=True)

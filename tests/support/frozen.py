@@ -1,10 +1,13 @@
 """Imported last by a process that others are forked from, so that forks are cheap and share its memory."""
 
+import atexit
 import ctypes
 import gc
+import os
+import sys
 from pathlib import Path
 
-from dtj.agent.rank.preload import share_with_forks
+from dtj.agent.rank.preload import register_gloo, share_with_forks
 
 MADV_COLLAPSE = 25  # Linux 6.1
 HUGE_PAGE = 2 << 20  # bytes
@@ -27,6 +30,15 @@ def use_huge_pages() -> None:
                 libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), MADV_COLLAPSE)
 
 
+def end_at_once(server: int) -> None:
+    """End the server, and not what it has forked, without taking apart its modules: 1.6 s of CPU time."""
+    if os.getpid() == server:
+        os._exit(0)
+
+
+if "torch.distributed" in sys.modules:
+    register_gloo()
 share_with_forks()
+atexit.register(end_at_once, os.getpid())
 gc.enable()
 use_huge_pages()

@@ -1,4 +1,7 @@
-"""An S3 server on loopback (moto's), which refuses or holds requests if a test asks for it."""
+"""An S3 server on loopback (moto's), which refuses or holds requests if a test asks for it.
+
+moto takes a second to import: only the worker that starts a server does so.
+"""
 
 import contextlib
 import logging
@@ -8,8 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import make_server
 
 BUCKET = "bucket"
 _REFUSAL = (
@@ -25,6 +26,8 @@ class Server:
     """
 
     def __init__(self) -> None:
+        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+
         self.environment: dict[str, str] = {}
         self.before: Callable[[str], object] = lambda _: False
         self._app = DomainDispatcherApplication(create_backend_app)
@@ -61,6 +64,8 @@ class Server:
 @contextlib.contextmanager
 def serving() -> Iterator[Server]:
     """A server with an empty bucket, which this process finds by its environment."""
+    from werkzeug.serving import make_server
+
     server = Server()
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line for each request
     http = make_server("127.0.0.1", 0, server, threaded=True)

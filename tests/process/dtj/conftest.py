@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dtj.models.gpt import Shape
 from tests.support.commands import Command, Finished, Start, children, commands, is_dead, wait_for
 from tests.support.commands import warm as warm_context
 from tests.support.ports import free_port
@@ -18,6 +19,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 SMALL = PROGRAMS / "small.py"
 STEPS = 16
 SIZES = {"STEPS": STEPS, "SAMPLES": 96}
+SHAPE = Shape(vocabulary=32, context=8, layers=3, heads=4, width=16)  # of programs/gpt.py
 
 
 @pytest.fixture(scope="session")

@@ -10,9 +10,8 @@ from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dtj.models.gpt import GPT
-from tests.process.dtj.conftest import Finished
+from tests.process.dtj.conftest import SHAPE, Finished
 from tests.support import checkpoints
-from tests.unit.dtj.test_strategies import SHAPE
 
 DECAY = 0.7
 HALF, STEPS = 2, 4

@@ -15,12 +15,11 @@ from torch import nn
 from dtj.checkpoint import paths, weights
 from dtj.errors import RecipeError
 from dtj.models.gpt import GPT
-from tests.process.dtj.conftest import PROGRAMS, Finished, Start, wait_for
+from tests.process.dtj.conftest import PROGRAMS, SHAPE, Finished, Start, wait_for
 from tests.process.dtj.test_strategies import STEPS, by_hand, train
 from tests.process.dtj.test_strategies import weights as weights_of
 from tests.support import checkpoints
 from tests.unit.dtj.test_checkpoint import names
-from tests.unit.dtj.test_strategies import SHAPE
 
 Finish = Callable[..., Finished]
 CPU = torch.device("cpu")

@@ -12,9 +12,8 @@ from torch.nn.functional import cross_entropy
 
 from dtj.data import order
 from dtj.models.gpt import GPT
-from tests.process.dtj.conftest import PROGRAMS, Finished
+from tests.process.dtj.conftest import PROGRAMS, SHAPE, Finished
 from tests.support import checkpoints
-from tests.unit.dtj.test_strategies import SHAPE
 
 Finish = Callable[..., Finished]
 CLIP = 0.4  # below the norm of most steps

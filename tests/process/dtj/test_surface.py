@@ -52,6 +52,7 @@ def test_ranks_find_slow_imports_already_done(tmp_path: Path) -> None:
     """On a cold start, and after each loss, what strategies and optimizers import late would cost seconds."""
     script = tmp_path / "script.py"
     late = {"torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.pipelining"}
+    late |= {"torch.utils.serialization"}  # by torch.load and torch.save
     script.write_text(f"import sys; print({late!r} <= set(sys.modules))")
     ended = subprocess.run(
         [sys.executable, "-m", "dtj", "run", "--nproc", "2", script],

@@ -20,9 +20,8 @@ from dtj.parallel.layout import lay_out
 from dtj.parallel.select import select
 from dtj.ranks.world import World
 from dtj.settings import Settings, variable
-from tests.process.dtj.conftest import PROGRAMS, Finished, Start, wait_for
+from tests.process.dtj.conftest import PROGRAMS, SHAPE, Finished, Start, wait_for
 from tests.process.dtj.test_strategies import weights
-from tests.unit.dtj.test_strategies import SHAPE
 
 Finish = Callable[..., Finished]
 STEPS = 8

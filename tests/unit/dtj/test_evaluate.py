@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torchmetrics import SumMetric
 
 from dtj.errors import DtjError, RecipeError
 from dtj.parallel.layout import lay_out
@@ -75,7 +74,17 @@ def test_evaluation_on_apple_silicon_needs_no_float64() -> None:
     assert scored == 2
 
 
-def test_ranks_that_split_one_model_count_once_in_a_metric(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def metric() -> Any:
+    """A sum. Only the worker that runs its test imports torchmetrics, which takes seconds."""
+    from torchmetrics import SumMetric
+
+    return SumMetric()
+
+
+def test_ranks_that_split_one_model_count_once_in_a_metric(
+    monkeypatch: pytest.MonkeyPatch, metric: Any
+) -> None:
     """Of tp=2 x ddp=2, ranks 0 and 1 have the same samples; what rank 0 has, the others have, too."""
     layout = lay_out("tp+ddp", "tp=2", World(size=4, local_size=4))
     monkeypatch.setattr(exchange, "all_gather", lambda state, *, group: [state * n for n in (1, 1, 10, 10)])
@@ -83,7 +92,7 @@ def test_ranks_that_split_one_model_count_once_in_a_metric(monkeypatch: pytest.M
     total = evaluate(
         lambda mb: mb,
         feed(4, batch=4, once=True, shuffle=False),
-        metric := SumMetric(),
+        metric,
         strategy=Strategy(layout, CPU),
         precision=Precision("fp32", CPU),
         group=cast(dist.ProcessGroup, "the ranks"),

@@ -1,8 +1,10 @@
 """What the agent prepares once for its ranks."""
 
 import gc
+import importlib.metadata
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,9 @@ from dtj.agent.rank.preload import preload
 from dtj.errors import RecipeError
 
 
-def test_forked_ranks_share_what_was_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A collection in a rank would write into each object, and so copy the memory of all imports."""
+@pytest.fixture
+def preloaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process after the agent's preparation."""
     for name in ("OMP_NUM_THREADS", "RES_OPTIONS"):
         monkeypatch.setenv(name, "1")
     for name in ("PYTORCH_NVML_BASED_CUDA_CHECK", "TRITON_NVML_BASED_CUDA_CHECK"):
@@ -22,12 +25,28 @@ def test_forked_ranks_share_what_was_imported(monkeypatch: pytest.MonkeyPatch) -
     gc.unfreeze()
     try:
         preload(1)
-        import torch
-
-        assert not any(module is torch.__dict__ for module in gc.get_objects())
-        assert gc.isenabled()
+        yield
     finally:
         gc.unfreeze()
+
+
+@pytest.mark.usefixtures("preloaded")
+def test_forked_ranks_share_what_was_imported() -> None:
+    """A collection in a rank would write into each object, and so copy the memory of all imports."""
+    import torch
+
+    assert not any(module is torch.__dict__ for module in gc.get_objects())
+    assert gc.isenabled()
+
+
+@pytest.mark.usefixtures("preloaded")
+def test_rank_does_not_look_for_its_backend_among_all_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed import Backend
+
+    if not hasattr(Backend, "_ensure_backend_registered"):
+        pytest.skip("this torch looks for no backends")
+    monkeypatch.setattr(importlib.metadata, "entry_points", None)
+    Backend._ensure_backend_registered("gloo")
 
 
 def test_pod_without_a_folder_for_temporary_files_is_refused(

@@ -44,3 +44,15 @@ def test_generators_of_all_devices_of_a_rank_are_seeded(monkeypatch: pytest.Monk
     devices = [torch.device("cuda", index) for index in range(2)]
     random_state.begin(0, step=1, verb=1, stream=0, devices=devices)
     assert len(seeded) == 1
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_torch_is_asked_to_seed_devices_only_if_there_are_any(
+    monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: is_there)
+    monkeypatch.setattr(torch, "manual_seed", asked.append)
+    random_state.seed(7)
+    assert asked == [7] * is_there
+    assert torch.initial_seed() == 7
