@@ -153,7 +153,7 @@ class Coordinator:
                 self._on_activity(activities, now)
             case facts.Probes(probes, number) if self._is_watched:
                 self._monitor.probed(number, probes)
-            case facts.Saves(_, works):
+            case facts.Saves(0, works):
                 self._on_saves(now, works=works)
             case facts.Stopping():
                 actions = member.stop(hello.incarnation, now)
