@@ -239,7 +239,8 @@ def _suspended(s: Snapshot, verdict: Verdict | None, phase: str) -> Found | None
 
 def _final(s: Snapshot, verdict: Verdict | None) -> list[Found]:
     if isinstance(verdict, Succeed):
-        who = f"replicas {ranges.text(s.job.success, 500)}" if s.job.success else "all ranks"
+        which = s.job.success
+        who = f"replica{'s' * (len(which) > 1)} {ranges.text(which, 500)}" if which else "all ranks"
         return [("Complete", True, verdict.reason, f"{who} exited with code 0")]
     if isinstance(verdict, Fail):
         return [(kind, True, verdict.reason, verdict.message) for kind in ("Failed", "Stalled")]
