@@ -7,12 +7,14 @@ import io
 import json
 import signal
 import sys
+import threading
 import traceback
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtj import contract
+from dtj.agent import process_end
 from dtj.agent.rank import main
 from dtj.agent.wire import outcome
 from dtj.agent.wire.outcome import Ending
@@ -268,14 +271,14 @@ def test_uncaught_exception_goes_through_the_hook_that_the_program_has_set(
     capsys: pytest.CaptureFixture[str], fail: Callable[[], None], code: int, shown: bool
 ) -> None:
     """wandb, for example, else shows a run that crashed as finished."""
-    found: list[str] = []
+    found: list[tuple[object, ...]] = []
 
     def program() -> None:
         before = sys.excepthook
         assert before is sys.__excepthook__  # or wandb would call it beside its own
 
         def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            found.append(kind.__name__)
+            found.append((kind, error, trace))
             with contextlib.redirect_stderr(io.StringIO()):  # as torch.distributed, to add the rank
                 before(kind, error, trace)
             sys.exit(5)  # too late to be the exit code
@@ -284,8 +287,26 @@ def test_uncaught_exception_goes_through_the_hook_that_the_program_has_set(
         fail()
 
     assert main._run(program) == code
-    assert len(found) == 1
+    # Exit functions look there for what went wrong.
+    assert found == [(sys.last_type, sys.last_value, sys.last_traceback)]
     assert capsys.readouterr().err.count("Traceback") == shown
+
+
+@pytest.mark.usefixtures("own_hook")
+def test_what_a_failed_function_holds_goes_after_the_exit_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader that goes before waits for its processes, and a file that never goes is incomplete."""
+    gone: list[str] = []
+
+    def program() -> None:
+        held = ModuleType("held")
+        weakref.finalize(held, gone.append, "held")
+        _divide()
+
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    assert main._run(program) == 1
+    assert gone == []
+    process_end.let_go(ModuleType("__main__"))
+    assert gone == ["held"]
 
 
 def _exit_in_handler() -> None:

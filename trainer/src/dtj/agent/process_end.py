@@ -49,11 +49,13 @@ def run_exit_functions() -> None:
 
 
 def let_go(program: ModuleType) -> None:
-    """Drop what a program holds in its global variables, the newest first; called after its exit functions.
+    """Drop what a program holds; called after its exit functions.
 
-    Some libraries complete a file only when its object goes: zip archives, HDF5, Parquet, videos.
+    First an exception that it did not catch, then its global variables, the newest first. Some libraries
+    complete a file only when its object goes: zip archives, HDF5, Parquet, videos.
     """
     threading.excepthook = lambda _: None  # of a thread that is left and misses a variable
+    vars(sys).update(last_exc=None, last_type=None, last_value=None, last_traceback=None)
     names = vars(program)
     for name in reversed([each for each in names if not each.startswith("__")]):
         names.pop(name, None)
