@@ -145,7 +145,7 @@ def test_evaluation_has_as_many_samples_at_a_time_as_training(
 
 @pytest.mark.parametrize("nproc", [1, 3])
 def test_metric_is_that_of_the_whole_data_set(finish: Callable[..., Finished], nproc: int) -> None:
-    ended = finish("run", "--nproc", nproc, PROGRAMS / "metrics.py")
+    ended = finish("run", "--nproc", nproc, PROGRAMS / "metrics.py", imports=["torchmetrics"])
     assert ended.code == 0, ended.err
     assert sorted(re.findall(r"rank (\d) found (.*)", ended.out)) == [(str(n), "1.0") for n in range(nproc)]
 
