@@ -46,6 +46,27 @@ def values(f: Any) -> list[int]:
     return [i for mb in batch.micro_batches if mb.weight for i in batch.fetch(mb).tolist()]
 
 
+class Noisy(Stream):
+    """Draws an order, and noise for each sample, from the global generator while it is read."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for i in torch.randperm(self.n).tolist():
+            yield i + 0.5 * torch.rand(())
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_resumed_stream_draws_what_it_would_have_drawn(size: int) -> None:
+    """Also if the samples before have to be read again, which draw noise too."""
+    ranks = [feed(data=Noisy(10), rank=rank, size=size) for rank in range(size)]
+    for _ in range(6):
+        again = feed(data=Noisy(10), size=size)
+        again.load_state_dict(ranks[0].state_dict())
+        expected = [values(f) for f in ranks]
+        assert values(again) == expected[0]
+        for f in ranks:
+            f.advance()
+
+
 @in_changing_worlds
 def test_epoch_is_complete_when_the_world_size_changes_at_every_step(
     n: int, batch: int, sizes: list[int], micro: int | None

@@ -6,6 +6,7 @@ yields the same samples in the same order on every rank, and each time that an e
 (decoding) into `collate`, which only gets the rank's own samples.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -171,17 +172,29 @@ class _Reading(IterableDataset[_Loaded | RecipeError]):
 
     def _next_of(self, samples: Iterator[Any], epoch: int, start: int) -> list[Any]:
         """The samples of the next global batch; empty at the end of the epoch."""
-        with random_state.of_samples(self.how.seed, position=epoch * EPOCH + start, first=0):
-            found = list(islice(samples, self.how.global_batch))
+        found = self._read(samples, epoch, start, self.how.global_batch)
         return [] if self.how.drop_last and len(found) < self.how.global_batch else found
 
+    def _read(self, samples: Iterator[Any], epoch: int, start: int, count: int) -> list[Any]:
+        """At most `count` samples. What the stream draws meanwhile depends on the position only."""
+        with self._drawing(epoch, start):
+            return list(islice(samples, count))
+
     def _epoch(self, epoch: int, *, skip: int) -> Iterator[Any]:
+        """The samples after the first `skip`, which are read as they were before, with the same draws."""
         if hasattr(self.stream, "set_epoch"):
             self.stream.set_epoch(epoch)
-        with random_state.of_samples(self.how.seed, position=epoch * EPOCH + skip, first=0):
-            if skip and hasattr(self.stream, "skip"):
+        if skip and hasattr(self.stream, "skip"):
+            with self._drawing(epoch, skip):
                 return iter(self.stream.skip(skip))
-            return islice(iter(self.stream), skip, None)
+        with self._drawing(epoch, 0):
+            samples: Iterator[Any] = iter(self.stream)
+        for start in range(0, skip, self.how.global_batch):
+            self._read(samples, epoch, start, min(self.how.global_batch, skip - start))
+        return samples
+
+    def _drawing(self, epoch: int, start: int) -> contextlib.AbstractContextManager[None]:
+        return random_state.of_samples(self.how.seed, position=epoch * EPOCH + start, first=0)
 
     def _nothing_left(self) -> RecipeError:
         if consumed := self.position % EPOCH:
