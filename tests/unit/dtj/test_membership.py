@@ -870,7 +870,7 @@ class Machine(RuleBasedStateMachine):
 
     def act(self, actions: list[Action]) -> None:
         for action in actions:
-            assert not self.is_over or isinstance(action, Refuse | End), "the end is final"
+            assert not self.is_over or isinstance(action, Refuse | End | Say), "the end is final"
             if isinstance(action, Form):
                 assert action.generation == self.generation + 1
                 assert not self.found.missing
