@@ -67,6 +67,7 @@ def test_operator_sets_exactly_the_variables_on_the_page():
             elastic={"minReplicas": 1, "maxReplicas": 2}, hang={"timeoutSeconds": 60, "workingSeconds": 900}
         )
         .wants(checkpoint={"mountPath": "/checkpoints", "volume": VOLUME, "resumeFrom": {"job": "monday"}})
+        .wants(successPolicy={"replicas": [0]})
     )
     assert environment_of(job).keys() == set(flat("Environment of the training container"))
 
@@ -107,7 +108,7 @@ def test_trainer_reads_only_variables_that_the_page_names():
     assert read <= set(flat("Environment of the training container"))
     optional = {trainer.MAX_RESTARTS, trainer.RESTARTS_IN_PLACE, trainer.MAX_RESTARTS_WITHOUT_PROGRESS}
     optional |= {trainer.RESTART_WINDOW_SECONDS, trainer.RESTARTS_WITHOUT_PROGRESS, trainer.HIGHEST_STEP}
-    optional |= {trainer.BACKOFF_SECONDS}
+    optional |= {trainer.BACKOFF_SECONDS, trainer.SUCCESS_REPLICAS}
     assert all(f"`{name}`" in PAGE for name in optional)
 
 
@@ -123,6 +124,12 @@ def test_agents_continue_the_counts_of_the_operator():
     expected = RestartBudget(restarts=7, spent=3, without_progress=2, window_s=600, backoff_s=7)
     assert options.budget == expected
     assert options.past == CoordinatorState(in_place=3, without_progress=2, best_step=41)
+
+
+def test_agents_know_which_replicas_decide():
+    env = environment_of(JobBuilder().replicas(4).wants(successPolicy={"replicas": [2, 0]}))
+    options = Options.read(env, shown=None, as_json=False, port=None, termination_log=None, max_restarts=None)
+    assert options.deciding == {0, 2}
 
 
 def test_variables_that_the_agent_sets_for_its_ranks_are_those_on_the_page():

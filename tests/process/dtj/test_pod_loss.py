@@ -294,6 +294,18 @@ def test_all_ranks_of_a_pod_whose_gpu_fails_at_the_start_leave_it(start: Start, 
     assert [e.code for e in ended] == [0, 0], [e.err for e in ended]
 
 
+def test_pods_that_decide_end_although_another_one_does_not(start: Start, tmp_path: Path) -> None:
+    """As with spec.successPolicy; the operator deletes the others then."""
+    script = tmp_path / "script.py"
+    script.write_text("import os, signal\nif os.environ['RANK'] == '1':\n    signal.pause()\n")
+    job = Pods(start, tmp_path, replicas=2, DTJ_SUCCESS_REPLICAS=0)
+    pods = [job.run(index, program=script) for index in range(2)]
+    assert pods[0].wait().code == 0, pods[0].err
+    assert json.loads((tmp_path / "log-0").read_text())["reason"] == "Done"
+    pods[1].signal(signal.SIGTERM)
+    assert pods[1].wait().code == 128 + signal.SIGTERM
+
+
 def test_pod_that_waits_for_the_others_terminates_when_asked(start: Start, tmp_path: Path) -> None:
     waiting = Pods(start, tmp_path, replicas=2).run(1)
     wait_for(partial(children, waiting.pid), "the pod to wait")

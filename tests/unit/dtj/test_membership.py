@@ -521,6 +521,23 @@ def test_all_ranks_restart_if_a_survivor_finishes_instead_of_joining() -> None:
     assert found.ended(end(0, 0), 2, NOW) == [Form(3, frozenset(), 3)]
 
 
+@pytest.mark.parametrize("others", [[], [end(2, 1)]], ids=["train", "fail"])
+def test_job_is_over_when_the_ranks_that_decide_are_done(others: list[Ending]) -> None:
+    found = formed()
+    found.job = replace(found.job, deciding=frozenset({0, 1}))
+    assert found.ended(end(1, 0), 1, NOW) == []
+    assert found.ended(end(0, 0), 1, NOW) == [End(None)]
+    for other in others:
+        assert found.ended(other, 1, NOW) == []
+    assert found.tick(NOW + 600) == []
+
+
+def test_failure_before_the_ranks_that_decide_are_done_restarts_all() -> None:
+    found = formed(holding=False)
+    found.job = replace(found.job, deciding=frozenset({0}))
+    assert found.ended(end(2, 1), 1, NOW) == [Form(2, frozenset(), 3)]
+
+
 def test_job_is_over_when_all_ranks_are_done() -> None:
     found = formed()
     assert [found.ended(end(rank, 0), 1, NOW) for rank in (2, 0)] == [[], []]

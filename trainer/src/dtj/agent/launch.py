@@ -83,6 +83,7 @@ class _Agent:
             processes=placement.nproc,
             limits=placement.limits,
             saves=bool(os.environ.get(contract.CHECKPOINT_DIR)),
+            deciding=options.deciding,
         )
         self._status = Status(
             job=options.job, uid=options.uid, replica=placement.node_rank, attempt=options.attempt

@@ -23,6 +23,7 @@ class Options:
     host             interface of that port
     termination_log  file for the termination message; None writes none
     job, uid, attempt  the job, as set by the operator
+    deciding         replicas that have to be done for the job to succeed; None: all
     budget           of in-place restarts
     past             what the operator knows of the restarts before this agent started
     grace_s          the pod's termination grace period; None if unknown
@@ -42,6 +43,7 @@ class Options:
     job: str = ""
     uid: str = ""
     attempt: int = 0
+    deciding: frozenset[int] | None = None
     grace_s: float | None = None
     hang_s: float | None = None
     working_s: float | None = None
@@ -61,10 +63,10 @@ class Options:
         no_buddy: bool = False,
     ) -> Self:
         """Flags take precedence over the operator's variables; RecipeError if a value is invalid."""
-        in_job = contract.JOB in env
+        in_job, deciding = contract.JOB in env, env.get(contract.SUCCESS_REPLICAS)
         port_in_job = number(env, contract.AGENT_PORT, default=0, least=0) if in_job else 0
         return cls(
-            shown=None if shown is None else _ranks(shown),
+            shown=None if shown is None else _numbers(shown, "--ranks"),
             as_json=as_json,
             port=port or port_in_job or None,
             host="" if in_job and env.get(contract.MASTER_ADDR) != LOOPBACK else LOOPBACK,
@@ -72,6 +74,7 @@ class Options:
             job=env.get(contract.JOB, ""),
             uid=env.get(contract.JOB_UID, ""),
             attempt=number(env, contract.ATTEMPT, default=0, least=0),
+            deciding=_numbers(deciding, contract.SUCCESS_REPLICAS) if deciding else None,
             budget=_budget(max_restarts, env),
             past=_past(env),
             grace_s=_seconds(env, contract.GRACE_SECONDS),
@@ -82,11 +85,11 @@ class Options:
         )
 
 
-def _ranks(text: str) -> frozenset[int]:
+def _numbers(text: str, name: str) -> frozenset[int]:
     words = text.split(",")
     if not all(word.strip().isdecimal() for word in words):
         raise RecipeError(
-            f"--ranks is {text!r}, expected comma-separated numbers", fix="for example --ranks 0,2"
+            f"{name} is {text!r}, expected comma-separated numbers", fix=f"for example {name} 0,2"
         )
     return frozenset(int(word) for word in words)
 

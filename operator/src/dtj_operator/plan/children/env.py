@@ -77,6 +77,8 @@ def _identity(job: Job, context: PodContext) -> Iterator[tuple[str, object]]:
     yield "DTJ_ATTEMPT", context.attempt
     yield from (("DTJ_REPLICAS", context.size), ("DTJ_MIN_REPLICAS", job.min_replicas))
     yield from (("DTJ_MAX_REPLICAS", job.max_replicas), ("DTJ_PROCESSES", job.processes))
+    if job.success:
+        yield "DTJ_SUCCESS_REPLICAS", ",".join(map(str, sorted(job.success)))
     yield from (("DTJ_AGENT_PORT", names.AGENT_PORT), ("DTJ_MAX_RESTARTS", context.restarts_left))
     # Grows from each pod of a replica to the next one.
     yield "DTJ_RESTARTS", context.restarts.counted + context.restarts.disruptions

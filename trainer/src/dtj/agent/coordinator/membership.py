@@ -291,9 +291,16 @@ class Membership:
                 self._examine(now)
             return self._decide(now)
         self._done[ending.rank] = ending
+        if self._has_succeeded():
+            return self._over(None)
         if ending.rank in self._kept and ending.rank not in self._ready:
             return self.renew()  # it finished without noticing that the others need its state
         return self._over(None) if everyone and not self._incident else self._miss(now)
+
+    def _has_succeeded(self) -> bool:
+        """Whether the replicas that decide are done, if only some decide: what the others do is irrelevant."""
+        deciding = self.job.deciding
+        return deciding is not None and all(self._done.keys() >= set(self.job.ranks_of(i)) for i in deciding)
 
     def _leaves(self, ending: Ending) -> bool:
         """Whether the rank has ended, unfinished, because a pod was asked to terminate."""

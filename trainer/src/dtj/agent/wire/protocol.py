@@ -29,6 +29,7 @@ class Job:
     replicas  of the current generation, or of the next one
     limits    of an elastic job
     saves     it has a checkpoint folder, so that it can be stopped and resumed with another size
+    deciding  replicas that have to be done for the job to succeed; None: all
     """
 
     uid: str = ""
@@ -37,6 +38,7 @@ class Job:
     processes: int = 1
     limits: Limits | None = None
     saves: bool = False
+    deciding: frozenset[int] | None = None
 
     @property
     def most(self) -> int:
