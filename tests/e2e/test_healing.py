@@ -81,7 +81,7 @@ def test_pod_whose_gpu_cannot_be_used_is_replaced_on_another_node(kubectl: Kubec
     crash = ("--crash=gpu", "--crash-at=0", "--crash-rank=1")
     kubectl.apply(workload_job("gpu", "--steps=100", "--step-s=0.1", *crash, recovery={"scope": "Replica"}))
 
-    status = kubectl.until("dtj", "gpu", lambda job: job["status"].get("avoidedNodes"))["status"]
+    status = kubectl.until("dtj", "gpu", lambda job: job.get("status", {}).get("avoidedNodes"))["status"]
     failure, (avoided,) = status["failure"], status["avoidedNodes"]
     assert (failure["replica"], failure["reason"]) == (1, "DeviceFault")
     assert (avoided["node"], avoided["faults"]) == (failure["node"], 2)
