@@ -129,7 +129,7 @@ def test_agents_continue_the_counts_of_the_operator():
 def test_agents_know_which_replicas_decide():
     env = environment_of(JobBuilder().replicas(4).wants(successPolicy={"replicas": [2, 0]}))
     options = Options.read(env, shown=None, as_json=False, port=None, termination_log=None, max_restarts=None)
-    assert options.deciding == {0, 2}
+    assert options.deciding == frozenset({0, 2})
 
 
 def test_variables_that_the_agent_sets_for_its_ranks_are_those_on_the_page():

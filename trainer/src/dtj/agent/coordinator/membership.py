@@ -298,7 +298,7 @@ class Membership:
         return self._over(None) if everyone and not self._incident else self._miss(now)
 
     def _has_succeeded(self) -> bool:
-        """Whether the replicas that decide are done, if only some decide: what the others do is irrelevant."""
+        """Whether the replicas that decide are done, if only some do: the others are irrelevant then."""
         deciding = self.job.deciding
         return deciding is not None and all(self._done.keys() >= set(self.job.ranks_of(i)) for i in deciding)
 
