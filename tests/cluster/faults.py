@@ -7,6 +7,7 @@ on its node, bypassing Kubernetes. Works only on clusters that we created.
 import contextlib
 import json
 import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -55,11 +56,24 @@ class Process:
 @contextlib.contextmanager
 def paused(cluster: Cluster, node: str) -> Iterator[None]:
     """A node that hangs: nothing on it runs, nothing answers, no connection is closed."""
-    cluster.runtime("pause", node)
+    pause(cluster, node)
     try:
         yield
     finally:
         cluster.runtime("unpause", node)
+
+
+def pause(cluster: Cluster, node: str, *, within_s: float = 120) -> None:
+    """Stop all processes of a node; one that waits for the disk can only be stopped after that."""
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            cluster.runtime("pause", node)
+        except ClusterError as error:
+            if "unable to freeze" not in str(error) or time.monotonic() > deadline:
+                raise
+        else:
+            return
 
 
 @contextlib.contextmanager

@@ -1,8 +1,13 @@
-"""Finds the process of a rank among the processes of a pod."""
+"""Finds the process of a rank among the processes of a pod, and pauses a node."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tests.cluster.faults import parse_processes, pick_rank
+from tests.cluster.errors import ClusterError
+from tests.cluster.faults import parse_processes, pause, pick_rank
 
 TORCHRUN = """\
 pid 300 1
@@ -42,3 +47,26 @@ STATUS = {"ranks": [{"rank": 3, "pid": 8}, {"rank": 2, "pid": 7}]}
 def test_process_of_a_rank(listed, local_rank, agent, pid):
     chosen = pick_rank(parse_processes("node", listed), local_rank=local_rank, agent=agent)
     assert (chosen and chosen.pid) == pid
+
+
+@pytest.mark.parametrize(
+    ("answers", "calls", "works"),
+    [
+        pytest.param(["unable to freeze", "unable to freeze", ""], 3, True, id="processes wait for the disk"),
+        pytest.param(["no such container", ""], 1, False, id="another error"),
+    ],
+)
+def test_node_is_paused_once_its_processes_can_be_stopped(
+    answers: list[str], calls: int, works: bool
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def runtime(*args: str) -> None:
+        asked.append(args)
+        if why := answers[len(asked) - 1]:
+            raise ClusterError(why)
+
+    cluster: Any = SimpleNamespace(runtime=runtime)
+    with nullcontext() if works else pytest.raises(ClusterError):
+        pause(cluster, "worker")
+    assert asked == [("pause", "worker")] * calls
