@@ -263,6 +263,8 @@ def kind_config(cluster: Cluster, made_of: str, *, port: int) -> str:
         "kind": "KubeletConfiguration",
         "failCgroupV1": False,
     }
+    # It must survive the end of its process, not that of this machine, whose disk may be slow to flush.
+    etcd = {"kind": "ClusterConfiguration", "etcd": {"local": {"extraArgs": {"unsafe-no-fsync": "true"}}}}
     taint = {
         "kind": "JoinConfiguration",
         "nodeRegistration": {"taints": [{"key": config.SPARE, "effect": "NoSchedule"}]},
@@ -277,7 +279,7 @@ def kind_config(cluster: Cluster, made_of: str, *, port: int) -> str:
                 "podSubnet": config.POD_NETWORK,
                 "apiServerPort": port,
             },
-            "kubeadmConfigPatches": [json.dumps(kubelet)],
+            "kubeadmConfigPatches": [json.dumps(kubelet), json.dumps(etcd)],
             "nodes": [
                 {"role": "control-plane", **node},
                 *([{"role": "worker", **node}] * config.WORKERS),

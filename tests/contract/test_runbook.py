@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dtj_operator.plan.actions import Suspend
-from dtj_operator.plan.report import stragglers
+from dtj_operator.plan.report import degraded
 from dtj_operator.plan.report.conditions import UNBLOCKED
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ PLACES = {"Refusal": 0, "_blocked": 0, "Fail": 0, "Suspend": 0, "Succeed": 0, "E
 
 def reasons() -> set[str]:
     """Return all reasons in the operator's code."""
-    found = {Suspend.reason, stragglers.HANG, stragglers.STRAGGLER}  # a default, and what a call returns
+    found = {Suspend.reason, *degraded.REASONS}  # a default, and what a call returns
     for file in SOURCE.rglob("*.py"):
         name = ".".join(file.relative_to(SOURCE).with_suffix("").parts)
         for node in ast.walk(ast.parse(file.read_text())):

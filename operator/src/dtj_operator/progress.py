@@ -154,10 +154,10 @@ class Poller:
             self._clear_reported(key)
 
     def _clear_reported(self, key: Key) -> None:
-        """Clear the slow, hung and missing ranks of the last answer: they may have recovered since."""
+        """Clear what the last answer says is wrong: it may have passed since."""
         uid, last = self._last.get(key, ("", None))
-        if last is not None and (last.slowest or last.hang or last.silent_replicas):
-            self._last[key] = uid, replace(last, slowest=None, hang=None, missing=())
+        if last is not None and (last.slowest or last.hang or last.save_failure or last.silent_replicas):
+            self._last[key] = uid, replace(last, slowest=None, hang=None, save_failure=None, missing=())
             self._on_news(key)
 
     async def _poll(self, key: Key, followed: _Followed) -> Progress | None:
@@ -187,10 +187,11 @@ def _intervals(followed: _Followed, progress: Progress | None, now: float) -> fl
 
 
 def _urgent(progress: Progress) -> tuple[object, ...]:
-    """What decides about the next fault, and which ranks delay the others: a change is news at once."""
+    """What decides about the next fault, and what is wrong while the job trains: a change is news at once."""
     slow, hang = progress.slowest, progress.hang
     silent = [(each.replica, each.seconds >= ISOLATED_AFTER_S) for each in progress.silent_replicas]
-    return progress.rejoin, progress.in_place, slow and slow.rank, hang and hang.ranks, silent
+    wrong = slow and slow.rank, hang and hang.ranks, bool(progress.save_failure)
+    return progress.rejoin, progress.in_place, wrong, silent
 
 
 class HttpAsk:

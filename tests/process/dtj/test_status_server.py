@@ -38,20 +38,26 @@ def status(port: int) -> dict[str, Any]:
 
 
 def test_running_job_reports_step_loss_and_checkpoint(start: Start, tmp_path: Path) -> None:
-    """With the variables of a pod."""
-    port = free_port()
+    """With the variables of a pod, and a volume that can be written to only after a while."""
+    port, volume = free_port(), tmp_path / "volume"
+    volume.touch()  # not a folder: root may write into every folder
     command = start(
-        *("run", "--nproc", 2, "--save-every", 5, "--log-every", 2, "--checkpoint", tmp_path / "saved"),
+        *("run", "--nproc", 2, "--save-every", 5, "--log-every", 2, "--checkpoint", volume / "saved"),
         *("--termination-log", tmp_path / "log", PROGRAMS / "small.py"),
         **{"OUT": tmp_path, "PLAIN": 1, "STEPS": 100_000, "READY_AT": 20},
         **{"DTJ_JOB": "digits", "DTJ_AGENT_PORT": port, "DTJ_ATTEMPT": 3, "DTJ_REPLICA_INDEX": 0},
     )
+    wait_for(lambda: "none yet" in (status(port).get("saveFailure") or ""), "a failed save")
+    assert "Not a directory" in status(port)["saveFailure"]
+    assert "\ndtj_save_failing 1\n" in get(port, "/metrics")
+    volume.unlink()
     wait_for(lambda: (found := status(port)).get("checkpoint") and found["samplesPerSecond"], "a checkpoint")
     found = status(port)
+    assert found["saveFailure"] is None
     assert tuple(found) == contract.STATUS_FIELDS
     assert (found["job"], found["attempt"], found["state"]) == ("digits", 3, "Running")
     assert found["step"] >= found["checkpoint"]["step"] > 0
-    assert found["checkpoint"]["path"].startswith(str(tmp_path / "saved" / "step-"))
+    assert found["checkpoint"]["path"].startswith(str(volume / "saved" / "step-"))
     assert found["totalSteps"] == 100_000
     assert found["loss"] > 0
     assert found["etaSeconds"] > 0
@@ -60,6 +66,7 @@ def test_running_job_reports_step_loss_and_checkpoint(start: Start, tmp_path: Pa
     assert get(port, "/healthz") == "ok\n"
     metrics = get(port, "/metrics")
     assert "\ndtj_total_steps 100000\n" in metrics
+    assert "\ndtj_save_failing 0\n" in metrics
     assert 'dtj_rank_up{rank="1"} 1' in metrics
     command.signal(signal.SIGTERM)
     assert command.wait().code == contract.EXIT_STOPPED

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dtj.agent.placement import Placement, threads
+from dtj.agent.placement import Placement, threads, unused_gpus
 from dtj.errors import RecipeError
 from dtj.ranks.world import World
 from dtj.settings import SYNCS, Settings, as_text
@@ -220,3 +220,10 @@ def test_policy_reaches_the_ranks_as_it_was_given(text: str) -> None:
     """The command line parses it, writes it into a variable, and a rank parses that."""
     chosen = SYNCS.convert(text, None, None)
     assert Settings.read({"DTJ_SYNC": as_text(chosen)}).sync == chosen
+
+
+def test_container_with_more_gpus_than_ranks_is_noted_with_the_field_that_helps() -> None:
+    assert "has 8 GPUs and 1 rank:" in unused_gpus(1, gpus=8, in_job=True)
+    assert unused_gpus(2, gpus=8, in_job=True).endswith("fix: processesPerReplica: 8")
+    assert unused_gpus(2, gpus=8, in_job=False).endswith("fix: --nproc 8")
+    assert unused_gpus(8, gpus=8, in_job=True) == unused_gpus(1, gpus=0, in_job=True) == ""

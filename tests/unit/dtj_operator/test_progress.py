@@ -10,6 +10,7 @@ import pytest
 
 from dtj_operator.engine.turns import Turns
 from dtj_operator.model.agent_status import Incident, Ledger, SilentReplica, Straggler
+from dtj_operator.model.json import Json
 from dtj_operator.model.names import Key
 from dtj_operator.progress import Poller
 
@@ -201,20 +202,23 @@ async def test_slowest_rank_is_parsed(
     assert progress.slowest == slowest
 
 
-async def test_new_slowest_rank_is_reported_at_once_but_not_a_new_ratio(agents: Agents) -> None:
+async def test_new_trouble_is_reported_at_once_but_not_its_changing_numbers(agents: Agents) -> None:
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
     slow = {"rank": 1, "replica": 1, "ratio": 2.0}
     hang = {"ranks": [1], "message": "no step for 33 s"}
-    for more in ({}, {"slowest": slow}, {"slowest": slow | {"ratio": 2.2}}, {"hang": hang}, {}):
+    failing = [{"saveFailure": f"step {step}: no space"} for step in (10, 20)]
+    slower = slow | {"ratio": 2.2}
+    says: list[Json] = [{}, {"slowest": slow}, {"slowest": slower}, {"hang": hang}, *failing, {}]
+    for more in says:
         agents.answers["10.0.0.1"] = json.dumps({"attempt": 0, "step": 1, **more}).encode()
         await asyncio.sleep(10)
 
-    assert [round(at) for at in agents.news_at] == [0, 10, 30, 40]
+    assert [round(at) for at in agents.news_at] == [0, 10, 30, 40, 60]
 
 
-async def test_slowest_rank_is_cleared_when_the_agent_stays_silent(agents: Agents) -> None:
-    slow = {"rank": 1, "replica": 1, "ratio": 2.0}
-    agents.answers["10.0.0.1"] = json.dumps({"attempt": 0, "step": 4, "slowest": slow}).encode()
+async def test_trouble_is_cleared_when_the_agent_stays_silent(agents: Agents) -> None:
+    trouble = {"slowest": {"rank": 1, "replica": 1, "ratio": 2.0}, "saveFailure": "no space"}
+    agents.answers["10.0.0.1"] = json.dumps({"attempt": 0, "step": 4, **trouble}).encode()
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
     await asyncio.sleep(5)
     agents.answers.clear()
@@ -222,7 +226,7 @@ async def test_slowest_rank_is_cleared_when_the_agent_stays_silent(agents: Agent
 
     progress = agents.poller.last(KEY, "u", 0)
     assert progress is not None
-    assert (progress.step, progress.slowest) == (4, None)
+    assert (progress.step, progress.slowest, progress.save_failure) == (4, None, None)
     assert [round(at) for at in agents.news_at] == [0, 15, 35]
 
 

@@ -86,7 +86,8 @@ REASONS: Final = (
 # What rank 0 reports about the run; /status has the same names.
 RUN_FIELDS: Final = (
     *("step", "totalSteps", "epoch", "loss", "metrics", "samplesPerSecond", "tokensPerSecond", "mfu"),
-    *("dataWait", "stepSecondsP50", "stepSecondsP99", "memoryBytes", "etaSeconds", "checkpoint"),
+    *("dataWait", "stepSecondsP50", "stepSecondsP99", "memoryBytes", "etaSeconds"),
+    *("checkpoint", "saveFailure"),
 )
 # Fields of /status.
 STATUS_FIELDS: Final = (

@@ -101,6 +101,7 @@ class _Answer(_Reported, frozen=True, kw_only=True):
     slowest_rank: _Index | None = None
     slowest: Straggler | None = None
     hang: Hung | None = None
+    save_failure: _Text | None = None  # why no checkpoint can be written, while that lasts
     missing: Annotated[tuple[SilentReplica, ...], _LISTED] | None = None
 
     @property

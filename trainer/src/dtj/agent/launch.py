@@ -29,7 +29,7 @@ from dtj.agent.coordinator.membership import Membership
 from dtj.agent.coordinator.watch.hang import Watchdog
 from dtj.agent.open_files import raise_open_files
 from dtj.agent.options import Options
-from dtj.agent.placement import Placement, threads
+from dtj.agent.placement import Placement, threads, unused_gpus
 from dtj.agent.rank import cuda, own_stacks
 from dtj.agent.rank.main import Program
 from dtj.agent.rank.preload import preload
@@ -52,6 +52,7 @@ from dtj.agent.wire.outcome import Ending
 from dtj.agent.wire.protocol import Job
 from dtj.copies import slot
 from dtj.errors import MachineError
+from dtj.ranks.device_files import gpus_given
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT)
 _FILES = "raise the limit of open files (ulimit -n, fs.file-max of the node), or start fewer ranks here"
@@ -123,6 +124,9 @@ class _Agent:
         nthreads = threads(os.environ, nproc=self._placement.nproc)
         preload(nthreads)
         cuda.start_again_if_initialized(_log)
+        gpus, in_job = gpus_given(os.environ), bool(self._options.job)
+        if hint := unused_gpus(self._placement.nproc, gpus=gpus, in_job=in_job):
+            _log(hint)
         self._page = StatusPage(self._options.host, self._options.port, console=self._console, log=_log)
         self._page.watch(self._selector, self._on_stacks_requested)
         slots = {rank: slot.create(rank) for rank in self._placement.ranks}

@@ -145,6 +145,17 @@ def threads(env: Mapping[str, str], *, nproc: int, groups: Path = _CONTROL_GROUP
     return max(1, min(usable, _cpu_limit(groups)) // nproc)
 
 
+def unused_gpus(nproc: int, *, gpus: int, in_job: bool) -> str:
+    """What to tell the user if the container has more GPUs than ranks; empty otherwise."""
+    if gpus <= nproc:
+        return ""
+    more = f"processesPerReplica: {gpus}" if in_job else f"--nproc {gpus}"
+    ranks = "1 rank" if nproc == 1 else f"{nproc} ranks"
+    return (
+        f"this container has {gpus} GPUs and {ranks}: unless a rank uses several, GPUs are idle; fix: {more}"
+    )
+
+
 def _cpu_limit(groups: Path) -> int:
     """CPUs of the container by its control group, of version 2 or 1; as good as infinite without a limit."""
     v1 = [groups / "cpu" / f"cpu.cfs_{each}_us" for each in ("quota", "period")]

@@ -27,12 +27,12 @@ from dtj.checkpoint.writer import (
     Writer,
     on_rank0,
     report,
+    report_failure,
 )
 from dtj.errors import CheckpointError, NoSpaceError, RecipeError, SupersededError
 from dtj.parallel.strategy import Strategy
 from dtj.ranks.world import World
 from dtj.settings import Settings
-from dtj.telemetry import report_pipe
 
 # If no flag sets an interval: a save takes milliseconds to seconds, and a minute of lost work is acceptable.
 _SAVE_INTERVAL_S = 60.0
@@ -191,10 +191,11 @@ class Checkpointer:
                         fix="create the bucket, or correct --checkpoint",
                     ) from error
                 why = error.strerror or error
-                self.say(f"cannot write to {self.run_dir}: {why}; training continues, each save tries again")
-                report_pipe.send({"saves": False})
+                what = f"cannot write to {self.run_dir}: {why}"
+                self.say(f"{what}; training continues, each save tries again")
+                report_failure(what)
             else:
-                report_pipe.send({"saves": True})
+                report_failure(None)
 
     def restore(self, group: Group) -> int | None:
         """Claim the folder, and load the newest checkpoint into the parts; its step, None if there is none.
@@ -277,9 +278,7 @@ class Checkpointer:
         if isinstance(failure, SupersededError):
             raise failure
         if failure is not None:
+            newest = f"newest checkpoint: {f'of step {self.saved_step}' if self.saved_step else 'none yet'}"
             if self._is_rank0:
-                report_pipe.send({"saves": False})
-            newest = f"of step {self.saved_step}" if self.saved_step else "none yet"
-            self.say(
-                f"{failure.what}; training continues (newest checkpoint: {newest})\n  fix: {failure.fix}"
-            )
+                report_failure(f"{failure.what} ({newest}); {failure.fix}")
+            self.say(f"{failure.what}; training continues ({newest})\n  fix: {failure.fix}")

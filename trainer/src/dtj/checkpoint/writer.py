@@ -24,6 +24,7 @@ Group: TypeAlias = "dist.ProcessGroup | None"
 T = TypeVar("T")
 _Fields = list[str]  # of an error: its type, what and fix
 NO_SCORE = -math.inf
+_REPORTED_CHARACTERS = 500  # of a failure; a report must fit into the pipe
 _ERRORS: dict[str, type[DtjError]] = {
     error.__name__: error
     for error in (CheckpointError, DamagedError, NoSpaceError, RecipeError, SupersededError)
@@ -82,7 +83,9 @@ class Writer:
         else:
             self.failure, self.saved_step, self.best = None, snapshot.step, best
             if self.is_rank0 and folder is not None:
-                report(folder, saveSeconds=round(self.clock() - began, 3), step=snapshot.step, saves=True)
+                report(
+                    folder, saveSeconds=round(self.clock() - began, 3), step=snapshot.step, saveFailure=None
+                )
         finally:
             self._score = NO_SCORE
 
@@ -149,9 +152,14 @@ class Writer:
         return self.owner
 
 
-def report(newest: Location, **more: float) -> None:
+def report(newest: Location, **more: float | None) -> None:
     """Report the newest checkpoint to the agent; called on rank 0."""
     report_pipe.send({"checkpoint": {"step": paths.step_of(newest.name), "path": str(newest)}} | more)
+
+
+def report_failure(why: str | None) -> None:
+    """Report to the agent why no checkpoint can be written, None if one can; called on rank 0."""
+    report_pipe.send({"saveFailure": why and why[:_REPORTED_CHARACTERS]})
 
 
 def on_rank0(function: Callable[[], T], group: Group) -> T:

@@ -13,3 +13,8 @@ def has_gpu(
     """Whether there is a GPU with one of these files that CUDA_VISIBLE_DEVICES does not hide."""
     is_hidden = env.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     return not is_hidden and any(any(folder.glob(each)) for each in files)
+
+
+def gpus_given(env: Mapping[str, str], folder: Path = Path("/dev")) -> int:
+    """Number of NVIDIA GPUs of the container; 0 if CUDA_VISIBLE_DEVICES chooses among them."""
+    return 0 if "CUDA_VISIBLE_DEVICES" in env else len(list(folder.glob(NVIDIA)))

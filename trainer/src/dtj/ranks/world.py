@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from dtj import contract
 from dtj.errors import DeviceError, RecipeError
-from dtj.ranks.device_files import NVIDIA, has_gpu
+from dtj.ranks.device_files import NVIDIA, gpus_given, has_gpu
 
 # The first rendezvous waits for pods whose images are still being pulled.
 RENDEZVOUS_TIMEOUT = timedelta(minutes=30)
@@ -125,8 +125,8 @@ def check_gpu(env: Mapping[str, str], folder: Path = Path("/dev")) -> None:
 
 def check_all_gpus(env: Mapping[str, str], available: int, folder: Path = Path("/dev")) -> None:
     """DeviceError if the container was given more GPUs than CUDA finds: one has failed, and is left out."""
-    given = len(list(folder.glob(NVIDIA)))
-    if given > available and not env.get("CUDA_VISIBLE_DEVICES"):
+    given = gpus_given(env, folder)
+    if given > available:
         raise DeviceError(
             f"this machine has {given} GPUs, but only {available} of them can be used",
             fix="look for the error of the missing one with nvidia-smi and dmesg",

@@ -21,7 +21,7 @@ from dtj_operator.plan.policies.size import participating
 from dtj_operator.plan.policies.suspend import held
 from dtj_operator.plan.queue import QUEUED
 from dtj_operator.plan.report.attempt import done_before, remaining
-from dtj_operator.plan.report.stragglers import delayed_by
+from dtj_operator.plan.report.degraded import degraded_by
 from dtj_operator.plan.snapshot import Snapshot
 from dtj_operator.plan.unsupported import REASON as UNSUPPORTED
 
@@ -196,9 +196,9 @@ def _healthy(s: Snapshot, verdict: Verdict | None, phase: str) -> Found | None:
     if isinstance(verdict, Fail):
         return "Healthy", False, "Failed", verdict.message
     if phase == RUNNING:
-        late = delayed_by(s)
-        if late is not None:
-            return "Healthy", False, late[0], late[1]
+        wrong = degraded_by(s)
+        if wrong is not None:
+            return "Healthy", False, wrong[0], wrong[1]
         present, desired = len(participating(s).keys() | s.memory.done), s.job.replicas
         if present < desired:
             absent = f"waiting for {desired - present}"

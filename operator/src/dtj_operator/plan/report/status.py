@@ -52,8 +52,8 @@ from dtj_operator.plan.report.conditions import (
     waits_in_queue,
     waits_in_vain,
 )
+from dtj_operator.plan.report.degraded import REASONS as DEGRADED
 from dtj_operator.plan.report.goodput import goodput
-from dtj_operator.plan.report.stragglers import HANG, STRAGGLER
 from dtj_operator.plan.snapshot import Snapshot
 from dtj_operator.plan.unsupported import REASON as UNSUPPORTED
 from dtj_operator.plan.unsupported import unsupported
@@ -288,7 +288,7 @@ def events(s: Snapshot, verdict: Verdict | None, new: Json) -> tuple[Event, ...]
     if problem is not None:
         return () if s.memory.finished else (Event("Warning", UNSUPPORTED, problem, problem),)
     decided = _event(verdict, attempt, new)
-    found = [_in_place_event(s, new), decided, _delay_event(s, attempt, new)]
+    found = [_in_place_event(s, new), decided, _degraded_event(s, attempt, new)]
     blocked = None if decided or s.memory.finished else obstacle(s) or waits_in_vain(s)
     if blocked is not None and blocked.reason != s.memory.condition("PodsReady").get("reason"):
         found.append(Event("Warning", blocked.reason, blocked.message, f"{attempt}/{blocked.reason}"))
@@ -319,10 +319,10 @@ def _caution_events(s: Snapshot, attempt: str, new: Json) -> list[Event]:
     ]
 
 
-def _delay_event(s: Snapshot, attempt: str, new: Json) -> Event | None:
-    """One Event per incident; the named ranks stay the same until it is over."""
+def _degraded_event(s: Snapshot, attempt: str, new: Json) -> Event | None:
+    """One Event per incident; its message stays the same until it is over."""
     healthy, known = condition(new, "Healthy"), s.memory.condition("Healthy")
-    if healthy.get("reason") not in (HANG, STRAGGLER) or healthy.get("message") == known.get("message"):
+    if healthy.get("reason") not in DEGRADED or healthy.get("message") == known.get("message"):
         return None
     return Event("Warning", healthy["reason"], healthy["message"], f"{attempt}/{healthy['message']}")
 

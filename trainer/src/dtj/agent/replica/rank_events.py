@@ -76,8 +76,8 @@ class RankEvents:
             case _:
                 # About the run. Only dtj reports that, even if the rank is alone and forms no group.
                 process.uses_dtj = True
-                if "saves" in fields:
-                    self._send({"saves": process.rank, "works": fields["saves"]})
+                if "saveFailure" in fields:
+                    self._send({"saves": process.rank, "works": fields["saveFailure"] is None})
                 if "saveSeconds" in fields:
                     self._warn_of_grace(fields["saveSeconds"])
                 self._status.update(process.rank, fields)

@@ -159,6 +159,8 @@ def metrics(document: dict[str, Any]) -> str:
     saved, slow = document["checkpoint"], document["slowest"]
     ranks = {f'{{rank="{each["rank"]}"}}': each for each in document["ranks"]}
     add("dtj_checkpoint_step", "Step of the newest committed checkpoint.", {"": saved and saved["step"]})
+    failing = int(bool(document["saveFailure"])) if saved or document["saveFailure"] else None
+    add("dtj_save_failing", "1 while no checkpoint can be written.", {"": failing})
     up = {labels: int(each["state"] == "Running") for labels, each in ranks.items()}
     add("dtj_rank_up", "1 while the rank's process runs.", up)
     if slow:

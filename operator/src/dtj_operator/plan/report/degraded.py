@@ -1,17 +1,17 @@
-"""Messages about ranks that delay the others: hung ranks that are only reported, and stragglers.
+"""What is wrong with a job that trains: a hang that is only reported, saves that fail, a straggler.
 
 The message of an incident stays as it was first written, so that changing numbers cause no further writes.
 """
 
 from dtj_operator.plan.snapshot import Snapshot
 
-HANG, STRAGGLER = "Hang", "Straggler"
+HANG, SAVE_FAILED, STRAGGLER = REASONS = ("Hang", "SaveFailed", "Straggler")
 NAMED = 5  # ranks in a sentence
 
 
-def delayed_by(s: Snapshot) -> tuple[str, str] | None:
-    """Return (reason, message) for the condition Healthy, or None if no rank delays the others."""
-    found = _hang(s) or _straggler(s)
+def degraded_by(s: Snapshot) -> tuple[str, str] | None:
+    """Return (reason, message) for the condition Healthy, or None if all is well."""
+    found = _hang(s) or _save_failure(s) or _straggler(s)
     if found is None:
         return None
     reason, who, what = found
@@ -34,6 +34,11 @@ def _hang(s: Snapshot) -> tuple[str, str, str] | None:
         ", ".join([*ranks, *more]) or "the job",
         f"{verb}{why}; not restarted because spec.hang.action is Report",
     )
+
+
+def _save_failure(s: Snapshot) -> tuple[str, str, str] | None:
+    why = s.answer.save_failure if s.answer else None
+    return (SAVE_FAILED, "training continues, but no checkpoint can be written:", why) if why else None
 
 
 def _straggler(s: Snapshot) -> tuple[str, str, str] | None:

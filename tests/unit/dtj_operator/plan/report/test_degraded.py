@@ -1,4 +1,4 @@
-"""Hung and slow ranks: how the status names them, once per incident."""
+"""Hung and slow ranks, failed saves: how the status names them, once per incident."""
 
 import pytest
 
@@ -11,6 +11,7 @@ param = pytest.param
 WHO = "rank 1 (replica 1) on node worker-2"
 CALM = job().replicas(2).running().but(pod(1).running().on("worker-2"))
 SLOW = CALM.answering(slowest=Straggler(rank=1, replica=1, ratio=2.13))
+FULL = CALM.answering(save_failure="cannot write step 20: disk full (newest checkpoint: of step 10)")
 HANGS = CALM.answering(hang=Hung(ranks=(1,), message="no step for 33 s"))
 
 
@@ -48,9 +49,16 @@ def healthy(given: JobBuilder) -> tuple[str, str, str]:
             "not restarted because spec.hang.action is Report",
             id="many hang",
         ),
+        param(
+            FULL,
+            "SaveFailed",
+            "training continues, but no checkpoint can be written: "
+            "cannot write step 20: disk full (newest checkpoint: of step 10)",
+            id="saves fail",
+        ),
     ],
 )
-def test_rank_that_delays_the_others_is_named(given: JobBuilder, reason: str, message: str) -> None:
+def test_what_is_wrong_while_a_job_trains_is_named(given: JobBuilder, reason: str, message: str) -> None:
     assert healthy(given) == ("False", reason, message)
 
 
@@ -69,6 +77,7 @@ def test_answer_of_an_older_attempt_is_ignored() -> None:
     [
         param(SLOW, CALM.answering(slowest=Straggler(rank=1, replica=1, ratio=2.4)), id="slow"),
         param(HANGS, CALM.answering(hang=Hung(ranks=(1,), message="no step for 43 s")), id="hang"),
+        param(FULL, CALM.answering(save_failure="cannot write step 30: disk full"), id="save"),
     ],
 )
 def test_incident_is_written_and_reported_once(given: JobBuilder, later: JobBuilder) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that delay the others are named in the status while replica 0's agent reports them."""
+"""What is wrong while a job trains is named in the status for as long as replica 0's agent reports it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ Json = dict[str, Any]
 
 @pytest.mark.usefixtures("operator")
 @pytest.mark.long(20)
-async def test_slow_or_hung_rank_is_named_until_it_recovers(cluster: Cluster, kubelet: Kubelet):
+async def test_slow_or_hung_rank_and_failed_save_are_named_until_they_pass(
+    cluster: Cluster, kubelet: Kubelet
+):
     calm: Json = {"attempt": 0, "step": 7, "rejoin": True, "slowest": None, "hang": None}
     async with agent(cluster, ADDRESS, calm | {"slowest": {"rank": 1, "replica": 1, "ratio": 2.1}}) as says:
         kubelet.starts = False
@@ -40,5 +42,10 @@ async def test_slow_or_hung_rank_is_named_until_it_recovers(cluster: Cluster, ku
         assert job["status"]["phase"] == "Running"
         assert job["status"]["restarts"]["total"] == 0
 
-        says.update(calm)
+        says.update({"hang": None, "saveFailure": "step 20: no space left"})
+        job = await cluster.until(condition("Healthy", "False", "SaveFailed"))
+        assert of(job, "Healthy")["message"].endswith("can be written: step 20: no space left")
+        assert (await cluster.until_event("SaveFailed"))["note"] == of(job, "Healthy")["message"]
+
+        says.update({"saveFailure": None} | calm)
         await cluster.until(condition("Healthy"))
