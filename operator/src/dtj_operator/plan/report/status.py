@@ -216,10 +216,13 @@ def _restarts(counts: Restarts) -> Json:
 
 
 def _progress(s: Snapshot) -> Json | None:
-    """The agent's last answer; once replica 0 has exited, its exit report if that is newer."""
+    """The agent's last answer; once replica 0 has exited, its exit report if that is newer.
+
+    After a restart the known step stays until the agent reports one.
+    """
     fields = dict(s.memory.progress)
     answer = s.answer
-    if answer is not None:
+    if answer is not None and (answer.step is not None or "step" not in fields):
         fields = _position(answer) | {
             "eta": None if answer.eta_s is None else times.rfc3339(answer.observed_at + answer.eta_s),
             "observedAt": times.rfc3339(answer.observed_at),

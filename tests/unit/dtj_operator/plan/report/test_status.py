@@ -431,6 +431,12 @@ def test_answer_of_an_earlier_attempt_is_not_progress() -> None:
     assert "progress" not in status_of(TWO.was("Running", attempt=1).at_step(5, attempt=0))
 
 
+def test_step_stays_until_a_restarted_job_reports_one() -> None:
+    restarted = TWO.running().was("Running", attempt=1, progress={"step": 540, "totalSteps": 560})
+    assert status_of(restarted.answering(attempt=1))["step"] == "540/560"
+    assert status_of(restarted.at_step(520, attempt=1, total=560))["step"] == "520/560"
+
+
 def test_the_last_report_of_replica_0_completes_the_progress() -> None:
     given = TWO.running().was("Running", progress={"step": 540, "totalSteps": 560, "observedAt": at(-9)})
     report = '{"step": 560, "totalSteps": 560, "epoch": 19, "loss": 0.04, "reason": "Done"}'
