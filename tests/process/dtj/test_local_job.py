@@ -58,6 +58,20 @@ def test_failure_beyond_the_budget_ends_all_replicas_with_its_code(start: Start,
     assert "replica 1 ended with exit code 3" in ended.err
 
 
+def test_job_ends_with_the_replicas_that_decide_its_success(start: Start, tmp_path: Path) -> None:
+    """Whatever the others do: they are plain programs, which end by the signal."""
+    job = manifest(tmp_path)
+    found = yaml.safe_load(job.read_text())
+    found["spec"]["successPolicy"] = {"replicas": [0]}
+    script = 'touch "$OUT/runs-$NODE_RANK"; [ "$NODE_RANK" = 0 ] || exec sleep 600; '
+    script += 'until [ -e "$OUT/runs-1" ]; do sleep 0.01; done'
+    found["spec"]["template"]["spec"]["containers"][0] |= {"command": ["sh", "-c"], "args": [script]}
+    job.write_text(yaml.safe_dump(found))
+    ended = start("run", "-f", job, "--local").wait()
+    assert ended.code == 0, ended.err
+    assert "the replicas of successPolicy have succeeded: ending the others" in ended.err
+
+
 def test_ctrl_c_ends_all_replicas(start: Start, tmp_path: Path) -> None:
     job = manifest(tmp_path, STEPS=100_000, READY_AT=3)
     command = start("run", "-f", job, "--local", "--checkpoint", tmp_path / "saved")

@@ -75,6 +75,12 @@ def test_replacement_has_less_budget_and_counts_as_newer() -> None:
     assert (found["DTJ_MAX_RESTARTS"], found["DTJ_RESTARTS"]) == ("1", "2")
 
 
+def test_agents_know_the_replicas_that_decide_the_success() -> None:
+    found = variables(job(replicas=3, successPolicy={"replicas": [2, 0]}))
+    assert found["DTJ_SUCCESS_REPLICAS"] == "0,2"
+    assert "DTJ_SUCCESS_REPLICAS" not in variables(job())
+
+
 def test_processes_are_counted_as_the_operator_counts_them() -> None:
     gpus = {"limits": {"nvidia.com/gpu": 2, "cpu": 8}}
     assert job(container={"resources": gpus}).processes == 2
@@ -107,6 +113,8 @@ def test_replica_that_is_killed_or_evicted_is_replaced_if_an_agent_ran_it() -> N
         ({"container": {"env": [{"name": "DTJ_JOB", "value": "a"}]}}, "DTJ_JOB, which the operator sets"),
         ({"pod": {"containers": []}}, "containers is empty"),
         ({"hang": 5}, "spec.hang is 5, expected fields"),
+        ({"successPolicy": {"replicas": ["a"]}}, r"successPolicy.replicas\[0\] is 'a', expected a whole"),
+        ({"replicas": 2, "successPolicy": {"replicas": [0, 2]}}, "has 2, but the last replica is 1"),
     ],
 )
 def test_wrong_field_is_named(spec: dict[str, Any], said: str) -> None:

@@ -45,13 +45,12 @@ class Fields:
 
     def integer(self, name: str, default: int, *, least: int = 0) -> int:
         self._unread.discard(name)
-        value = self._raw.get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise RecipeError(
-                f"{self._path_of(name)} is {value!r}, expected a whole number of at least {least}",
-                fix="correct the file",
-            )
-        return value
+        return self._integer(self._raw.get(name, default), self._path_of(name), least)
+
+    def integers(self, name: str) -> frozenset[int]:
+        """The whole numbers of a list."""
+        found = enumerate(self._list(name))
+        return frozenset(self._integer(each, f"{self._path_of(name)}[{i}]", 0) for i, each in found)
 
     def has(self, name: str) -> bool:
         """Whether the field is there; it stays unread."""
@@ -77,6 +76,13 @@ class Fields:
     def _add(self, found: "Fields") -> "Fields":
         self._children.append(found)
         return found
+
+    @staticmethod
+    def _integer(value: object, path: str, least: int) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            what = f"{path} is {value!r}, expected a whole number of at least {least}"
+            raise RecipeError(what, fix="correct the file")
+        return value
 
     def _list(self, name: str) -> Sequence[object]:
         self._unread.discard(name)

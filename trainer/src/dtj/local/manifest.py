@@ -35,6 +35,7 @@ class LocalJob:
 
     processes     ranks of each replica
     limits        fewest and most replicas
+    deciding      replicas whose success is that of the job; empty: all must succeed
     command       the container's command and arguments, before $(NAME) is replaced
     env           the container's own variables, in their order
     max_restarts  of ranks, and of lost replicas
@@ -51,6 +52,7 @@ class LocalJob:
     replicas: int
     processes: int
     limits: tuple[int, int]
+    deciding: frozenset[int]
     command: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
     max_restarts: int
@@ -152,6 +154,12 @@ def parse(manifest: Mapping[str, Any], *, others: Sequence[str] = ()) -> LocalJo
             f"spec.replicas is {replicas}, outside of spec.elastic, {limits[0]} to {limits[1]}",
             fix="correct one of them",
         )
+    deciding = spec.child("successPolicy").integers("replicas")
+    if max(deciding, default=0) >= limits[0]:
+        raise RecipeError(
+            f"spec.successPolicy.replicas has {max(deciding)}, but the last replica is {limits[0] - 1}",
+            fix="replicas count from 0",
+        )
     pod = spec.child("template").child("spec")
     container = pod.container()
     job = LocalJob(
@@ -160,6 +168,7 @@ def parse(manifest: Mapping[str, Any], *, others: Sequence[str] = ()) -> LocalJo
         replicas=replicas,
         processes=_processes(spec, container),
         limits=limits,
+        deciding=deciding,
         command=tuple([*container.texts("command")] or ["dtj"]) + tuple(container.texts("args")),
         env=tuple(_variables(container)),
         max_restarts=recovery.integer("maxRestarts", 10),
@@ -226,6 +235,8 @@ def environment(
         contract.HANG_ACTION: job.hang_action,
         "PYTHONUNBUFFERED": 1,
     }
+    if job.deciding:
+        values[contract.SUCCESS_REPLICAS] = ",".join(map(str, sorted(job.deciding)))
     if job.processes == 1:
         values |= {contract.RANK: index, contract.LOCAL_RANK: 0, contract.LOCAL_WORLD_SIZE: 1}
     if job.limits[0] < job.limits[1]:  # elastic

@@ -56,6 +56,7 @@ class _Replicas:
 
     pids    of the replicas that run, with their indices
     lost    replicas that were replaced so far
+    done    replicas that have succeeded
     """
 
     def __init__(self, job: LocalJob, main: Main) -> None:
@@ -64,8 +65,9 @@ class _Replicas:
         self._port, *self._agent_ports = free_ports(job.replicas + 1)
         self._pids: dict[int, int] = {}
         self._lost = 0
+        self._done: set[int] = set()
         self._code = contract.EXIT_DONE
-        self._is_stopping = False
+        self._is_stopping = self._has_succeeded = False
 
     def run(self) -> int:
         _log(f"{self._job.name}: replicas {self._job.replicas}, ranks in each {self._job.processes}")
@@ -106,7 +108,14 @@ class _Replicas:
         )
 
     def _ended(self, index: int, code: int) -> None:
+        if self._has_succeeded:
+            return
         if code == contract.EXIT_DONE:
+            self._done.add(index)
+            self._has_succeeded = bool(self._job.deciding) and self._job.deciding <= self._done
+            if self._has_succeeded and self._pids:
+                _log("the replicas of successPolicy have succeeded: ending the others")
+                self._forward(signal.SIGTERM, None)
             return
         if self._is_stopping or not is_lost(self._job, code) or self._lost == self._job.max_restarts:
             self._fail(index, code)
