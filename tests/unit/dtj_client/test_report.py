@@ -175,10 +175,18 @@ def held(reason: str) -> Json:
         param(
             {
                 "phase": "Running",
-                "conditions": [{"type": "Healthy", "status": "False", "message": "rank 3 is slow"}],
+                "conditions": [{"type": "Healthy", "status": "False", "reason": "Straggler"}],
             },
-            "rank 3 is slow",
+            "kubectl dtj stacks ",
             id="straggler",
+        ),
+        param(
+            {
+                "phase": "Running",
+                "conditions": [{"type": "Healthy", "status": "False", "reason": "SaveFailed"}],
+            },
+            "each save tries again",
+            id="no checkpoint can be written",
         ),
     ],
 )

@@ -53,6 +53,7 @@ from dtj_operator.plan.report.conditions import (
     waits_in_vain,
 )
 from dtj_operator.plan.report.degraded import REASONS as DEGRADED
+from dtj_operator.plan.report.degraded import degraded_by
 from dtj_operator.plan.report.goodput import goodput
 from dtj_operator.plan.snapshot import Snapshot
 from dtj_operator.plan.unsupported import REASON as UNSUPPORTED
@@ -157,7 +158,7 @@ def _phase(s: Snapshot, verdict: Verdict | None) -> str:
 
 
 def _message(s: Snapshot, verdict: Verdict | None, phase: str) -> str | None:
-    """One sentence for the table of `kubectl get`: what the job waits for, or why it ended."""
+    """One sentence for the table of `kubectl get`: what the job waits for, what is wrong, or why it ended."""
     match verdict:
         case Fail(_, message):
             return message
@@ -177,7 +178,8 @@ def _message(s: Snapshot, verdict: Verdict | None, phase: str) -> str | None:
         return blocked.message[:CONDITION_MESSAGE_LIMIT]
     if s.memory.phase == phase == RECOVERING:
         return s.memory.condition("Healthy").get("message")
-    return shortage(s) or starting.noted(s)
+    wrong = degraded_by(s) if phase == RUNNING else None
+    return wrong[1][:CONDITION_MESSAGE_LIMIT] if wrong else shortage(s) or starting.noted(s)
 
 
 def _step(progress: Json | None) -> str | None:

@@ -60,6 +60,7 @@ def healthy(given: JobBuilder) -> tuple[str, str, str]:
 )
 def test_what_is_wrong_while_a_job_trains_is_named(given: JobBuilder, reason: str, message: str) -> None:
     assert healthy(given) == ("False", reason, message)
+    assert new_status(given.snapshot(), None)["message"] == message
 
 
 def test_job_without_a_straggler_is_healthy_again() -> None:
