@@ -18,6 +18,7 @@ from dtj.checkpoint.owner import Owner
 from dtj.checkpoint.parts import Snapshot
 from dtj.errors import CheckpointError, DamagedError, DtjError, NoSpaceError, RecipeError, SupersededError
 from dtj.ranks import exchange
+from dtj.ranks.world import collective_timeout
 from dtj.telemetry import report_pipe
 
 Group: TypeAlias = "dist.ProcessGroup | None"
@@ -98,7 +99,9 @@ class Writer:
         if group is not None and not self.is_replicated and self._group is None:
             # Two threads must not share a group. One for the whole run is enough: ranks with shards are never
             # replaced.
-            self._group = dist.new_group(backend="gloo")  # type: ignore[assignment]
+            self._group = dist.new_group(  # type: ignore[assignment]
+                backend="gloo", timeout=collective_timeout()
+            )
         self._note(snapshot.step, score)  # now, not once the thread runs
         self._copy = snapshot.copied(self._copy)
         self._thread = threading.Thread(
