@@ -330,10 +330,11 @@ def test_any_error_of_the_thread_that_writes_is_reported(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("gloo: connection closed by peer")
 
-    monkeypatch.setattr(writer, "write", broken)
+    monkeypatch.setattr(save, "prepare", broken)
     writer.start(Snapshot(step=7, tree={}, shards={}), score=0.0, began=0.0, group=None)
     writer.wait()
     assert "step-7 could not be written: gloo: connection closed" in str(writer.failure)
+    assert not writer.scored
 
 
 def test_save_in_the_background_uses_the_memory_of_the_one_before(
@@ -341,8 +342,8 @@ def test_save_in_the_background_uses_the_memory_of_the_one_before(
 ) -> None:
     """Memory that is new to the process takes several times as long to write."""
     writer = Writer(owner=Owner(tmp_path, {}), keep=2, is_rank0=True, is_replicated=True, clock=lambda: 0.0)
-    written: list[Snapshot] = []
-    monkeypatch.setattr(writer, "write", lambda snapshot, **_: written.append(snapshot))
+    written: list[dict[str, Any]] = []
+    monkeypatch.setattr(save, "commit", lambda _owner, _step, tree, **_: written.append(tree))
     weights = torch.zeros(4)
     for step, other in enumerate((torch.zeros(2), torch.zeros(3), torch.zeros(3, dtype=torch.int))):
         weights += 1
@@ -350,10 +351,10 @@ def test_save_in_the_background_uses_the_memory_of_the_one_before(
         writer.start(Snapshot(step=step, tree=tree, shards={}), score=0.0, began=0.0, group=None)
         writer.wait()
         weights += 10  # the next step
-        assert written[-1].tree["model"]["w"].tolist() == [1 + 11 * step] * 4
-        assert written[-1].tree["groups"][0]["other"].dtype == other.dtype
-        assert written[-1].tree["groups"][0]["other"].shape == other.shape
-    assert len({each.tree["model"]["w"].data_ptr() for each in written}) == 1
+        assert written[-1]["model"]["w"].tolist() == [1 + 11 * step] * 4
+        assert written[-1]["groups"][0]["other"].dtype == other.dtype
+        assert written[-1]["groups"][0]["other"].shape == other.shape
+    assert len({each["model"]["w"].data_ptr() for each in written}) == 1
 
 
 def test_state_on_a_gpu_is_copied_to_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,15 +375,51 @@ def test_state_on_a_gpu_is_copied_to_pinned_memory(monkeypatch: pytest.MonkeyPat
     assert [(how["device"], how["pin_memory"]) for how in asked] == [("cpu", True)]
 
 
-def checkpointer(run: Location, say: Any = print) -> tuple[Checkpointer, nn.Module]:
-    """One process whose state is written as shards, and its model."""
+def checkpointer(
+    run: Location, say: Any = print, *, rank: int = 0, replicated: bool = False, **flags: Any
+) -> tuple[Checkpointer, nn.Module]:
+    """One process whose state is written as shards, unless it is replicated, and its model."""
     strategy = Strategy(Layout(strategy="none", sizes={}, rank=0), torch.device("cpu"))
-    strategy.replicated = False
-    settings = Settings(checkpoint_dir=str(run))
-    found = Checkpointer(settings=settings, world=World(), strategy=strategy, clock=lambda: 0.0, say=say)
+    strategy.replicated = replicated
+    settings = Settings(checkpoint_dir=str(run), **flags)
+    world = World(rank=rank, size=2)
+    found = Checkpointer(settings=settings, world=world, strategy=strategy, clock=lambda: 0.0, say=say)
     model = nn.Linear(1000, 1)
     found.parts.register({"model": model})
     return found, model
+
+
+def test_rank_that_acts_for_rank_0_saves_a_step_that_rank_0_did_not_commit(tmp_path: Path) -> None:
+    """Rank 0 was lost while it wrote the checkpoint of this step, which the other ranks took for saved."""
+    rank_1, _ = checkpointer(tmp_path, rank=1, replicated=True)
+    rank_1.save(7, group=None)
+    assert names(tmp_path) == []
+    rank_1.act_for_rank_0()
+    rank_1.save(7, group=None, last=True)
+    assert names(tmp_path) == ["step-7"]
+
+
+@pytest.mark.parametrize(
+    ("has_committed", "kept"),
+    [
+        pytest.param(False, ["step-3", "step-9"], id="not committed: the best before it stays"),
+        pytest.param(True, ["step-7", "step-9"], id="committed: it is the best"),
+    ],
+)
+def test_best_checkpoint_of_a_rank_0_that_was_lost_during_its_save(
+    tmp_path: Path, has_committed: bool, kept: list[str]
+) -> None:
+    ranks = [checkpointer(tmp_path, rank=rank, replicated=True)[0] for rank in range(2)]
+    for step, score in ((3, 0.5), (7, 0.9)):
+        for each in ranks:
+            each.offer(score, group=None)
+        for each in ranks if step == 3 or has_committed else ranks[1:]:
+            each.save(step, group=None)
+    next_rank_0, _ = checkpointer(tmp_path, replicated=True)
+    next_rank_0.load_whole_state(ranks[1].whole_state(7))
+    next_rank_0.save(8, group=None)
+    next_rank_0.save(9, group=None)
+    assert set(names(tmp_path)) == {*kept, "step-8"}
 
 
 def test_volume_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

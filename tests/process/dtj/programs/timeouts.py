@@ -21,7 +21,9 @@ run = dtj.init()
 first, last = nn.Linear(8, 8), nn.Linear(8, 8)
 if "pp" in os.environ["DTJ_PARALLEL"]:
     last.weight = first.weight  # stages of a pipeline that share a weight have a group of their own
-run.parallel(Model(first, nn.ReLU(), last))
+run.state(model=run.parallel(Model(first, nn.ReLU(), last)))
+for _ in run.steps(2):  # a save in the background has a group of its own
+    pass
 groups = [group._get_backend(torch.device("cpu")) for group in dist.distributed_c10d._world.pg_map]
 print("timeouts", {group.options._timeout.total_seconds() for group in groups}, flush=True)
 dist.barrier()  # a slow rank still connects, and would lose a peer that ends now

@@ -96,9 +96,11 @@ class Checkpointer:
         if not self.run_dir:
             return
         writer = self._writer
-        is_highest, score, writer.best = on_rank0(
-            lambda: (score > max(self._offered, writer.highest), score, writer.best), group
+        is_highest, score, scored = on_rank0(
+            lambda: (score > max(self._offered, writer.highest), score, writer.scored), group
         )
+        if not self._is_rank0:
+            writer.scored = scored
         if is_highest:  # the score of rank 0: all ranks must find a save due
             self._offered = score
 
@@ -167,6 +169,8 @@ class Checkpointer:
         """Rank 0 may be lost, and this rank holds the state: `save` writes now, and removes nothing."""
         if self.run_dir:
             self._is_rank0 = self._writer.is_rank0 = True
+            self._writer.saved_step = self.newest_saved()  # rank 0 may be lost since its last save began
+            self._forget_uncommitted()
             self._owner = self._writer.owner = Deputy(self.run_dir, os.environ, rank=self.world.rank)
             self._writer.keep = sys.maxsize
 
@@ -214,7 +218,7 @@ class Checkpointer:
         self._restored = found.folder
         if found.folder.parent == self.run_dir:  # not a checkpoint of an earlier run
             self._writer.saved_step = step
-            self._take_over(found.state)
+            self._writer.scored = [best] if (best := found.state.get("best")) else []
         return step
 
     def _candidates(self) -> Iterator[Location]:
@@ -239,7 +243,7 @@ class Checkpointer:
 
     def whole_state(self, step: int) -> dict[str, Any]:
         """What another rank needs to continue after `step`. Only if every rank holds the whole state."""
-        more = {"best": self._writer.best, "offered": self._offered, "gradients": self.parts.gradients()}
+        more = {"scored": self._writer.scored, "offered": self._offered, "gradients": self.parts.gradients()}
         return self.parts.state(step) | more
 
     def load_whole_state(self, state: dict[str, Any]) -> None:
@@ -247,11 +251,10 @@ class Checkpointer:
         self.parts.load(state, None)
         self.parts.load_gradients(state["gradients"])
         self._take_over(state)
-        self._offered = state["offered"]
 
     def rank_state(self) -> dict[str, Any]:
         """What this rank alone needs to continue, for a copy in memory."""
-        kept = {"best": self._writer.best, "offered": self._offered, "saved": self.saved_step}
+        kept = {"scored": self._writer.scored, "offered": self._offered, "saved": self.saved_step}
         return self.parts.rank_state() | {_KEPT: kept}
 
     def load_rank_state(self, state: dict[str, Any]) -> None:
@@ -259,19 +262,28 @@ class Checkpointer:
         self.parts.load_rank_state(state)
         kept = state[_KEPT]
         self._take_over(kept)
-        self._offered, self._writer.saved_step = kept["offered"], kept["saved"]
+        self._writer.saved_step = kept["saved"]
 
     def newest_saved(self) -> int | None:
         """Step of the newest checkpoint by its name, which may be damaged; on rank 0 only, else None."""
-        found: list[Location] = []
+        committed: list[Location] = []
         if self._is_rank0 and self.run_dir:
             with contextlib.suppress(CheckpointError):
-                found = reader.committed(self.run_dir)
-        return paths.step_of(found[0].name) if found else None
+                committed = reader.committed(self.run_dir)
+        return paths.step_of(committed[0].name) if committed else None
 
     def _take_over(self, state: dict[str, Any]) -> None:
-        if best := state.get("best"):
-            self._writer.best = best
+        """The scores that another rank, or an earlier process of this rank, knew of."""
+        self._offered, self._writer.scored = state["offered"], state["scored"]
+        self._forget_uncommitted()
+
+    def _forget_uncommitted(self) -> None:
+        """On rank 0: only the folder tells which of the last saves were committed before a rank was lost."""
+        writer = self._writer
+        if self._is_rank0 and self.run_dir and writer.scored:
+            with contextlib.suppress(CheckpointError):
+                names = {each.name for each in reader.committed(self.run_dir)}
+                writer.scored = [each for each in writer.scored if paths.name_of(each["step"]) in names][-1:]
 
     def _report_failure(self) -> None:
         failure, self._writer.failure = self._writer.failure, None

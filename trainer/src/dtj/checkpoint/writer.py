@@ -18,6 +18,7 @@ from dtj.checkpoint.owner import Owner
 from dtj.checkpoint.parts import Snapshot
 from dtj.errors import CheckpointError, DamagedError, DtjError, NoSpaceError, RecipeError, SupersededError
 from dtj.ranks import exchange
+from dtj.ranks.world import collective_timeout
 from dtj.telemetry import report_pipe
 
 Group: TypeAlias = "dist.ProcessGroup | None"
@@ -43,7 +44,8 @@ class Writer:
     """Writes one checkpoint at a time into the folder of a run.
 
     saved_step  step of the newest checkpoint that this rank knows to be committed; None if there is none
-    best        the committed checkpoint with the highest score; None if none has a score
+    scored      the committed checkpoint with the highest score, if any has one, and after it saves with
+                higher scores of which this rank does not know whether they were committed
     failure     why the last checkpoint could not be written; None if it was
     owner       rank 0's claim on the folder; None if nothing is saved
     """
@@ -56,9 +58,8 @@ class Writer:
 
     def __post_init__(self) -> None:
         self.saved_step: int | None = None
-        self.best: Best | None = None
+        self.scored: list[Best] = []
         self.failure: CheckpointError | SupersededError | None = None
-        self._score = NO_SCORE  # of the save in progress
         self._thread: threading.Thread | None = None
         self._copy: Snapshot | None = None  # of the last save in the background
         self._group: Group = None  # of the background thread
@@ -66,7 +67,7 @@ class Writer:
     @property
     def highest(self) -> float:
         """Highest score of any checkpoint, including the save in progress."""
-        return max(self._score, self.best["score"] if self.best else NO_SCORE)
+        return self.scored[-1]["score"] if self.scored else NO_SCORE
 
     def write(self, snapshot: Snapshot, *, score: float, began: float, group: Group) -> None:
         """Write and commit. Every rank of the group calls this. A disk error is stored in `failure`.
@@ -74,44 +75,56 @@ class Writer:
         score  of this checkpoint, NO_SCORE if it has none
         began  clock time at which the save started, for the report
         """
-        self._score = score
-        best = self.best if score == NO_SCORE else Best(step=snapshot.step, score=score)
+        self._note(snapshot.step, score)
+        self._write(snapshot, began=began, group=group)
+
+    def _write(self, snapshot: Snapshot, *, began: float, group: Group) -> None:
+        step, best = snapshot.step, self.scored[-1] if self.scored else None
         try:
             folder = self._commit_together(snapshot, best, group)
-        except (CheckpointError, SupersededError) as error:
+        except Exception as error:
+            self.scored = [each for each in self.scored if each["step"] != step]
+            if not isinstance(error, CheckpointError | SupersededError):
+                raise
             self.failure = error
-        else:
-            self.failure, self.saved_step, self.best = None, snapshot.step, best
-            if self.is_rank0 and folder is not None:
-                report(
-                    folder, saveSeconds=round(self.clock() - began, 3), step=snapshot.step, saveFailure=None
-                )
-        finally:
-            self._score = NO_SCORE
+            return
+        self.failure, self.saved_step = None, step
+        if folder is None:  # rank 0 writes it, and may fail or be lost meanwhile
+            return
+        self.scored = self.scored[-1:]
+        if self.is_rank0:
+            report(folder, saveSeconds=round(self.clock() - began, 3), step=step, saveFailure=None)
 
     def start(self, snapshot: Snapshot, *, score: float, began: float, group: Group) -> None:
         """`write` a copy of the snapshot in the background. Call `wait` before the next one."""
         if group is not None and not self.is_replicated and self._group is None:
             # Two threads must not share a group. One for the whole run is enough: ranks with shards are never
             # replaced.
-            self._group = dist.new_group(backend="gloo")  # type: ignore[assignment]
-        self._score = score  # now, not once the thread runs
+            self._group = dist.new_group(  # type: ignore[assignment]
+                backend="gloo", timeout=collective_timeout()
+            )
+        self._note(snapshot.step, score)  # now, not once the thread runs
         self._copy = snapshot.copied(self._copy)
         self._thread = threading.Thread(
             target=self._write_in_thread,
             args=(self._copy,),
-            kwargs={"score": score, "began": began, "group": self._group},
+            kwargs={"began": began, "group": self._group},
             name="checkpoint",
             daemon=True,
         )
         self._thread.start()
 
     def _write_in_thread(self, snapshot: Snapshot, **how: Any) -> None:
-        """`write`; any error is stored, because an exception of a thread is not raised here."""
+        """`_write`; any error is stored, because an exception of a thread is not raised here."""
         try:
-            self.write(snapshot, **how)
+            self._write(snapshot, **how)
         except Exception as error:  # noqa: BLE001 - e.g. of a process group that broke
             self.failure = storage.not_written(self._need_owner().run_dir, snapshot.step, error)
+
+    def _note(self, step: int, score: float) -> None:
+        """A save begins."""
+        if score > NO_SCORE:
+            self.scored = [*self.scored, Best(step=step, score=score)]
 
     def wait(self) -> None:
         """Wait until the save in the background is done."""
