@@ -5,7 +5,7 @@ Kubernetes replaces the variables, which the operator sets. All else, such as a 
 
 from collections.abc import Sequence
 
-from dtj_client.torchrun import Launch, take_option
+from dtj_client.torchrun import Launch, length_of_program, take_option
 
 PLACE = {
     "num_machines": "$(NNODES)",
@@ -36,8 +36,7 @@ def clean(words: Sequence[str], *, on_cpus: bool = False) -> Launch | None:
 
     on_cpus  of pods without accelerators: without its option --cpu it trains in each of them for itself
     """
-    begin = (*(words[0].rpartition("/")[2:] if words else ()), *words[1:3])
-    size = next((len(p) for p in _PROGRAMS if begin[: len(p)] == p), 0)
+    size = length_of_program(words, _PROGRAMS)
     if not size:
         return None
     given: dict[str, str] = {}

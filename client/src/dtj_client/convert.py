@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import yaml
 
@@ -16,10 +15,9 @@ from dtj_client import accelerate, launchers, manifest, slurm, torchrun
 from dtj_client.as_yaml import as_yaml
 from dtj_client.errors import ClientError, not_yaml
 from dtj_client.from_yaml import objects
+from dtj_client.kubectl import Json
 from dtj_client.manifest import BY_THE_OPERATOR
 from dtj_client.template import fields, merge
-
-Json = dict[str, Any]
 
 _OF_THE_SERVER = ("creationTimestamp", "generation", "managedFields", "resourceVersion", "selfLink", "uid")
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"

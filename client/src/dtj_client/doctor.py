@@ -9,6 +9,7 @@ from enum import StrEnum
 from dtj_client.errors import ClientError
 from dtj_client.kubectl import GROUP, KIND, VERSION, Json, Kubectl
 from dtj_client.manifest import accelerators
+from dtj_client.report import condition
 
 NEEDED = (
     *(("create", KIND), ("get", KIND), ("list", KIND), ("patch", KIND), ("delete", KIND)),
@@ -106,8 +107,7 @@ def _rights(kubectl: Kubectl) -> Finding:
 
 def _operator(kubectl: Kubectl) -> Finding:
     label = "app.kubernetes.io/name=dtj-operator"
-    words = ("get", "deployments", "-A", "-l", label, "-o", "json")
-    found: list[Json] = json.loads(kubectl.run(*words))["items"]
+    found = kubectl.items("deployments", "-A", "-l", label)
     if not found:
         return Finding(Result.BAD, "operator: there is none", "install the operator with its chart")
     ready = sum((each.get("status") or {}).get("readyReplicas", 0) for each in found)
@@ -118,7 +118,7 @@ def _operator(kubectl: Kubectl) -> Finding:
 
 
 def _gpus(kubectl: Kubectl) -> Finding:
-    nodes: list[Json] = json.loads(kubectl.run("get", "nodes", "-o", "json"))["items"]
+    nodes = kubectl.items("nodes")
     counts: dict[str, list[int]] = {}
     for node in nodes:
         allocatable = (node.get("status") or {}).get("allocatable", {})
@@ -141,7 +141,7 @@ def _pod_security(kubectl: Kubectl) -> Finding:
 
 def _quotas(kubectl: Kubectl) -> Finding:
     """What is used up of that which jobs need; GPUs, and quotas with scopes, are about some pods only."""
-    found: list[Json] = json.loads(kubectl.run("get", "resourcequotas", "-o", "json"))["items"]
+    found = kubectl.items("resourcequotas")
     full: dict[bool, list[str]] = {True: [], False: []}
     for each in found:
         status, spec = each.get("status") or {}, each.get("spec") or {}
@@ -163,10 +163,9 @@ def _quotas(kubectl: Kubectl) -> Finding:
 
 def _shared_memory(kubectl: Kubectl) -> Finding:
     """What the operator mounts counts towards the container's memory, which the namespace may limit."""
-    ranges: list[Json] = json.loads(kubectl.run("get", "limitranges", "-o", "json"))["items"]
     limits = [
         f"{limit['default']['memory']} (limit range {each['metadata']['name']})"
-        for each in ranges
+        for each in kubectl.items("limitranges")
         for limit in each["spec"].get("limits") or ()
         if limit.get("type") == "Container" and "memory" in (limit.get("default") or {})
     ]
@@ -180,10 +179,9 @@ def _shared_memory(kubectl: Kubectl) -> Finding:
 
 def _outgoing(kubectl: Kubectl) -> Finding:
     """A policy for all pods may deny what those of a job need; others may allow it: a hint only."""
-    found: list[Json] = json.loads(kubectl.run("get", "networkpolicies", "-o", "json"))["items"]
     restricting = [
         each["metadata"]["name"]
-        for each in found
+        for each in kubectl.items("networkpolicies")
         if "Egress" in (each["spec"].get("policyTypes") or ()) and not each["spec"].get("podSelector")
     ]
     if restricting:
@@ -195,8 +193,8 @@ def _outgoing(kubectl: Kubectl) -> Finding:
 
 def _name_resolution(kubectl: Kubectl) -> Finding:
     """Whether a pod of the cluster's DNS is ready, under the name that nearly all clusters give it."""
-    words = ("get", "endpointslices", "-l", "kubernetes.io/service-name=kube-dns", "-o", "json")
-    slices: list[Json] = json.loads(kubectl.elsewhere("kube-system").run(*words))["items"]
+    label = "kubernetes.io/service-name=kube-dns"
+    slices = kubectl.elsewhere("kube-system").items("endpointslices", "-l", label)
     if not slices:
         return Finding(Result.UNKNOWN, "name resolution: no Service kube-dns in kube-system", TRY)
     ends = [end for each in slices for end in each.get("endpoints") or ()]
@@ -218,9 +216,7 @@ def _network_policies(served: Mapping[str, object]) -> Finding:
 
 def _queues(kubectl: Kubectl) -> Iterator[Finding]:
     try:
-        found: list[Json] = json.loads(kubectl.run("get", "localqueues.kueue.x-k8s.io", "-o", "json"))[
-            "items"
-        ]
+        found = kubectl.items("localqueues.kueue.x-k8s.io")
     except ClientError as error:
         yield Finding(Result.UNKNOWN, f"queues: {error.message}")
         return
@@ -232,7 +228,7 @@ def _queues(kubectl: Kubectl) -> Iterator[Finding]:
 
 def _queue(name: str, status: Json) -> Finding:
     """Whether a queue admits jobs, and how many wait."""
-    active: Json = next((c for c in status.get("conditions") or () if c["type"] == "Active"), {})
+    active = condition(status, "Active")
     if active.get("status") == "False":
         text = f"queues: {name} admits no job: {active.get('message') or active.get('reason')}"
         return Finding(Result.BAD, text, "choose another queue with --queue, or ask an administrator")

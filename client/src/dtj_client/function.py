@@ -74,7 +74,7 @@ def _collect(name: str, value: Any, parts: dict[str, str], with_folder: bool) ->
 
 def _source(name: str, value: Any) -> str:
     """The text of a function or class that stands alone."""
-    if name == "<lambda>" or getattr(value, "__name__", "") == "<lambda>":
+    if value.__name__ == "<lambda>":
         raise ClientError("cannot send a lambda", "write a function with def")
     if isinstance(value, FunctionType) and value.__code__.co_freevars:
         free = ", ".join(value.__code__.co_freevars)

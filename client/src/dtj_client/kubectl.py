@@ -180,11 +180,7 @@ class Kubectl:
     def in_namespace(self, namespace: str) -> "Kubectl":
         """Return a kubectl for this namespace, unless it is empty or the user chose one."""
         chosen = any(each.startswith("--namespace=") for each in self.options)
-        return (
-            self
-            if chosen or not namespace
-            else replace(self, options=(*self.options, f"--namespace={namespace}"))
-        )
+        return self if chosen or not namespace else self.elsewhere(namespace)
 
     def elsewhere(self, namespace: str) -> "Kubectl":
         """Return a kubectl for this namespace, whatever the user chose."""

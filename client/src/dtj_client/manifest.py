@@ -10,11 +10,10 @@ from typing import Any
 from dtj_client import torchrun
 from dtj_client.archive import Archive
 from dtj_client.errors import ClientError
+from dtj_client.kubectl import Json
 from dtj_client.launchers import for_pods
 from dtj_client.requirements import INSTALLER, Requirements, install
 from dtj_client.template import merge
-
-Json = dict[str, Any]
 
 CPU_IMAGE = "ghcr.io/dtj-dev/trainer:0.1.0-cpu"
 GPU_IMAGE = "ghcr.io/dtj-dev/trainer:0.1.0"

@@ -3,18 +3,15 @@
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import Any
 
-from dtj_client.kubectl import index_of
-
-Json = dict[str, Any]
+from dtj_client.kubectl import Json, index_of
 
 LINES_OF_TRACEBACK = 12
 BAR = 40  # columns
 MOST_ROWS = 24  # for replicas: a screen
 FEW = 5
 # The parts of goodput: key of the status, its letter in the bar, its name.
-_SHARES = (
+SHARES = (
     ("productive", "#", "productive"),
     ("startup", "+", "start-up"),
     ("lost", "x", "lost"),
@@ -95,7 +92,7 @@ def _goodput(status: Json) -> Iterator[str]:
         return
     spent = [
         (letter, name, seconds)
-        for key, letter, name in _SHARES
+        for key, letter, name in SHARES
         if (seconds := int(found.get(f"{key}Seconds") or 0)) > 0
     ]
     columns = _divide([seconds for _, _, seconds in spent], BAR)
@@ -170,11 +167,9 @@ def pod_state(pod: Json) -> str:
             return str(state["waiting"].get("reason", "Waiting"))
         if state.get("terminated", {}).get("exitCode"):
             return f"exit code {state['terminated']['exitCode']}"
-    unbound = [
-        c for c in status.get("conditions") or () if c["type"] == "PodScheduled" and c["status"] == "False"
-    ]
-    if unbound:
-        return str(unbound[0].get("reason", "Unschedulable"))
+    scheduled = condition(status, "PodScheduled")
+    if scheduled.get("status") == "False":
+        return str(scheduled.get("reason", "Unschedulable"))
     return str(status.get("phase", "Pending"))
 
 

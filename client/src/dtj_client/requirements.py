@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dtj_client.errors import ClientError
 from dtj_client.from_yaml import decoded
+from dtj_client.kubectl import Json
 
-Json = dict[str, Any]
 INSTALLER = "packages"  # name of the init container and of the volume
 FOLDER = "/packages"
 SITE = f"{FOLDER}/site"  # see pod_install.py

@@ -5,12 +5,10 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, takewhile
-from typing import Any
 
 from dtj_client import accelerate, shell, torchrun
+from dtj_client.kubectl import Json
 from dtj_client.manifest import BY_THE_OPERATOR, GPU, limits_of
-
-Json = dict[str, Any]
 
 _SHORT = {"J": "job-name", "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "t": "time", "G": "gpus"}
 _SHORT |= {"p": "partition", "A": "account", "q": "qos", "o": "output", "e": "error", "C": "constraint"}

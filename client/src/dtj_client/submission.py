@@ -123,9 +123,7 @@ def _interrupt_later() -> Iterator[Callable[[], None]]:
         if came:
             raise KeyboardInterrupt
 
-    if (
-        threading.current_thread() is not threading.main_thread()
-    ):  # Python delivers signals to the main thread
+    if threading.current_thread() is not threading.main_thread():  # Python handles signals only in that one
         yield raise_if_interrupted
         return
     before = signal.signal(signal.SIGINT, record)

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Any
 
+from dtj_client.kubectl import Json
 from dtj_client.report import condition, plain, since
 
-Json = dict[str, Any]
 HEADER = ("NAME", "PHASE", "FOR", "READY", "STEP", "SAMPLES/S", "GOODPUT", "RESTARTS", "PROBLEM")
 
 

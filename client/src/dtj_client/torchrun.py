@@ -33,8 +33,7 @@ class Launch:
 
 def clean(words: Sequence[str]) -> Launch | None:
     """Return the command without options that the operator sets; None if it does not begin with torchrun."""
-    begin = (*(words[0].rpartition("/")[2:] if words else ()), *words[1:3])
-    size = next((len(p) for p in _PROGRAMS if begin[: len(p)] == p), 0)
+    size = length_of_program(words, _PROGRAMS)
     if not size:
         return None
     launch = Launch([words[0] if size == 1 else "torchrun"])
@@ -44,12 +43,8 @@ def clean(words: Sequence[str]) -> Launch | None:
         if name in (*_FLAGS, *_PLACE):
             launch.leave_out(name, value)
         elif name in ("nproc-per-node", "nproc"):
-            if value.isdigit():
-                launch.processes = int(value)
-            elif value in ("auto", "gpu"):
-                launch.processes = "auto"
-            else:  # Slurm's number of tasks does not say it
-                launch.processes = "auto"
+            launch.processes = int(value) if value.isdigit() else "auto"
+            if not value.isdigit() and value not in ("auto", "gpu"):  # such as Slurm's number of tasks
                 launch.notes.append(
                     f"not carried over: --{name} {value}: a rank for each GPU instead, see "
                     "spec.processesPerReplica"
@@ -58,6 +53,12 @@ def clean(words: Sequence[str]) -> Launch | None:
             launch.words += given
     launch.words += rest
     return launch
+
+
+def length_of_program(words: Sequence[str], programs: Sequence[tuple[str, ...]]) -> int:
+    """How many words of the command are the one of these programs that it begins with; 0 if it is none."""
+    begin = (*(words[0].rpartition("/")[2:] if words else ()), *words[1:3])
+    return next((len(each) for each in programs if begin[: len(each)] == each), 0)
 
 
 def take_option(words: list[str], switches: Sequence[str]) -> tuple[str, str, list[str]]:

@@ -1,9 +1,8 @@
 """A job as HTML, for notebooks. Pure: all text of a job is text here, whatever it contains."""
 
 from html import escape
-from typing import Any
 
-Json = dict[str, Any]
+from dtj_client.kubectl import Json
 
 
 def html(job: Json, report: str) -> str:

@@ -13,11 +13,12 @@ from dtj.local.manifest import expand
 from dtj_client import manifest
 from dtj_client.archive import pack
 from dtj_client.errors import ClientError
+from dtj_client.kubectl import Json
 from dtj_client.manifest import InClaim, Request, config_map, job, owned_by
 from dtj_operator.model.spec import parse
 
 
-def parsed(made: manifest.Json) -> object:
+def parsed(made: Json) -> object:
     """The job as the operator reads it."""
     meta = {"namespace": "team-a", "uid": "u", **made["metadata"]}
     return parse({**made, "metadata": meta})

@@ -28,16 +28,15 @@ def parse(said: str, job: str) -> Iterator[Line]:
 class Log:
     """The merged log of some replicas of a job.
 
-    replicas  None: all
-    first     lines of each pod to begin with
+    first  lines of each pod to begin with
     """
 
-    def __init__(self, kubectl: Kubectl, job: Json, replicas: Collection[int] | None, *, first: int) -> None:
+    def __init__(self, kubectl: Kubectl, job: Json, replicas: Collection[int], *, first: int) -> None:
         name = job["metadata"]["name"]
-        chosen = "" if replicas is None else f",dtj.dev/replica-index in ({','.join(map(str, replicas))})"
+        chosen = f"dtj.dev/replica-index in ({','.join(map(str, replicas))})"
         self._kubectl, self._job, self._first = kubectl, name, first
         self._container = container_of(job)
-        self._selector = f"{JOB_LABEL}={name}{chosen}"
+        self._selector = f"{JOB_LABEL}={name},{chosen}"
         self._lines: deque[tuple[int, Line]] = deque(maxlen=KEPT)
         self._number = 0
         self._newest: dict[int, str] = {}  # time of the last line of each replica

@@ -10,10 +10,8 @@ from dtj_client.as_yaml import as_yaml
 from dtj_client.job import FINAL
 from dtj_client.kubectl import Json, index_of
 from dtj_client.readings import number
-from dtj_client.report import cause, plain, pod_state
+from dtj_client.report import SHARES, cause, plain, pod_state
 from dtj_client.top import problem
-
-_SHARES = ("productive", "startup", "lost", "recovering", "queued")  # of goodput
 
 
 def row(job: Json) -> Json:
@@ -59,7 +57,7 @@ def printable(value: Any) -> Any:
 def goodput(status: Json) -> Json:
     """Seconds by how they were spent."""
     found = status.get("goodput") or {}
-    return {each: found.get(f"{each}Seconds", 0) for each in _SHARES}
+    return {key: found.get(f"{key}Seconds", 0) for key, _, _ in SHARES}
 
 
 def replicas(job: Json, pods: Sequence[Json]) -> list[Json]:

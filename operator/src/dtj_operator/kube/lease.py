@@ -9,12 +9,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 from dtj_operator import metrics
 from dtj_operator.kube import paths
 from dtj_operator.kube.api import Api, decode
 from dtj_operator.kube.errors import ApiError, Conflict, NotFound, Unavailable
+from dtj_operator.model import times
 from dtj_operator.model.json import Json
 
 DURATION_S = 15.0
@@ -159,4 +159,4 @@ class Lease:
         }
 
     def _now(self) -> str:
-        return datetime.fromtimestamp(self._wall(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return times.with_fraction(self._wall())

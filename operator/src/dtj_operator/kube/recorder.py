@@ -10,7 +10,6 @@ import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 from dtj_operator import metrics
 from dtj_operator.engine.shares import Shares
@@ -18,7 +17,7 @@ from dtj_operator.kube import paths
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.errors import ApiError, Conflict, Refused
-from dtj_operator.model import names
+from dtj_operator.model import names, times
 from dtj_operator.model.json import Json
 
 PER_SECOND, BURST = 5.0, 100.0
@@ -65,7 +64,7 @@ class Recorder:
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
             "metadata": {"name": name, "namespace": regarding["namespace"]},
-            "eventTime": datetime.fromtimestamp(self._wall(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "eventTime": times.with_fraction(self._wall()),
             "regarding": regarding,
             "reportingController": names.MANAGER,
             "reportingInstance": self._identity[:128],

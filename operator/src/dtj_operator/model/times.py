@@ -20,5 +20,10 @@ def rfc3339(seconds: float) -> str:
     return datetime.fromtimestamp(within, UTC).isoformat().replace("+00:00", "Z")
 
 
+def with_fraction(seconds: float) -> str:
+    """Microseconds in UTC: a MicroTime of the API, as in Leases and Events."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
 def soonest(*moments: float | None) -> float | None:
     return min((moment for moment in moments if moment is not None), default=None)

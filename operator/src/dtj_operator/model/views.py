@@ -64,10 +64,14 @@ class ConditionedView(ObjectView, frozen=True, gc=False, kw_only=True):
                 return condition
         return None
 
+    def if_true(self, kind: str) -> ConditionView | None:
+        """This condition if its status is True."""
+        found = self.condition(kind)
+        return found if found is not None and found.status == "True" else None
+
     def true(self, kind: str) -> bool:
         """Whether it has this condition with the status True."""
-        found = self.condition(kind)
-        return found is not None and found.status == "True"
+        return self.if_true(kind) is not None
 
 
 class Seen(msgspec.Struct, frozen=True, gc=False, kw_only=True):

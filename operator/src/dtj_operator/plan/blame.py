@@ -317,7 +317,7 @@ def _signal_name(code: int | None) -> str:
 
 def _moment(s: Snapshot, pod: PodView, ended: ContainerView | None, report: ExitReport) -> float:
     """When it happened; if the pod was taken away, when that began: others may fail before it has ended."""
-    condition = pod.condition("DisruptionTarget") if pod.true("DisruptionTarget") else None
+    condition = pod.if_true("DisruptionTarget")
     asked = None if pod.grace_ends_at is None else pod.grace_ends_at - pod.grace_s
     began = (asked, None if condition is None else condition.since)
     return min([_end_of(s, pod, ended, report), *(at for at in began if at is not None)])

@@ -111,7 +111,7 @@ def _finished(s: Snapshot) -> Decision:
 
 def _delete(s: Snapshot) -> tuple[Action, ...]:
     """With the pods' own grace period, in which they may commit a checkpoint."""
-    pods = tuple(DeletePod(old, None) for old in s.pods if old.owner_uid and not old.deleting)
+    pods = tuple(DeletePod(old) for old in s.pods if old.owner_uid and not old.deleting)
     return pods + gang.delete_obsolete(s, all_of_them=True)
 
 
@@ -128,7 +128,7 @@ def _converge(s: Snapshot) -> Decision:
     again = soonest(
         *(policy.requeue_at(s) for policy in (size, avoid, success, starting)), deadline.due_at(s)
     )
-    if any(_of_another_attempt(s, old) for old in s.obsolete):
+    if any(s.is_of_another_attempt(old) for old in s.obsolete):
         return Decision(actions=retired, requeue_at=again)
     taken = {old.name for old in s.obsolete}
     absent = [i for i in s.missing if names.pod_name(s.job.name, i) not in taken]
@@ -167,10 +167,6 @@ def _pod_context(s: Snapshot) -> PodContext:
     return PodContext(attempt=s.memory.attempt, size=s.size, restarts_left=left, restarts=restarts)
 
 
-def _of_another_attempt(s: Snapshot, old: PodView) -> bool:
-    return old.owner_uid != s.job.uid or old.attempt != s.memory.attempt
-
-
 def _retire(s: Snapshot) -> tuple[Action, ...]:
     pods = tuple(DeletePod(old, _grace_s(s, old)) for old in s.obsolete if not old.deleting)
     return pods + gang.delete_obsolete(s)
@@ -180,7 +176,7 @@ def _grace_s(s: Snapshot, old: PodView) -> int | None:
     """Failed pods have nothing left to save; others may commit a checkpoint in their own grace period."""
     replaced = s.memory.replacing.get(old.index) == old.uid
     disrupted = s.memory.failure.get("reason") in blame.DISRUPTIONS
-    lost_a_peer = s.memory.phase == RECOVERING and not disrupted and _of_another_attempt(s, old)
+    lost_a_peer = s.memory.phase == RECOVERING and not disrupted and s.is_of_another_attempt(old)
     return FAILED_GRACE_S if replaced or lost_a_peer else None
 
 

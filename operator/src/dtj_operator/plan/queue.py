@@ -74,7 +74,7 @@ def _not_admitted(job: Job, queue: Queue, known: WorkloadView) -> Suspend | None
     """What the Workload says about why the job may not run; None: it may."""
     if not known.owner_uid:
         return Suspend(QUEUED, f"the job waits until it owns Workload {known.name}")
-    evicted = known.condition("Evicted") if known.true("Evicted") else None
+    evicted = known.if_true("Evicted")
     if not known.active:
         why = f": {evicted.message}" if evicted is not None else ""
         fix = f"to queue it again, set spec.active of Workload {known.name} to true"

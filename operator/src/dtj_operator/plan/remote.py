@@ -32,7 +32,7 @@ def plan_for_copy(s: Snapshot) -> Decision:
     known = s.queue.current
     if known is None or s.queue.problem or known.true("Finished"):
         return Decision()
-    evicted = known.condition("Evicted") if known.true("Evicted") else None
+    evicted = known.if_true("Evicted")
     if evicted is None:
         ready = s.memory.condition("PodsReady")
         return Decision(

@@ -150,6 +150,10 @@ class Snapshot(PodsOnNodes):
         kept = {pod.uid for pod in self.current.values()}
         return tuple(pod for pod in self.pods if pod.owner_uid and pod.uid not in kept)
 
+    def is_of_another_attempt(self, pod: PodView) -> bool:
+        """Whether it is of an older attempt, or of a deleted job of the same name."""
+        return pod.owner_uid != self.job.uid or pod.attempt != self.memory.attempt
+
     @cached_property
     def missing(self) -> tuple[int, ...]:
         """Replicas that have no pod and need one."""

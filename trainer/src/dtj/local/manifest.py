@@ -13,20 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from dtj import contract
+from dtj.agent.alone import is_of_job
 from dtj.agent.options import LOOPBACK
 from dtj.errors import RecipeError, package
 from dtj.local.fields import Fields
 
 KIND = "DistributedTrainingJob"
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_.-][\w.-]*)\)")
-_RESERVED = ("DTJ_", "PET_")
-_RANK_NAMES = frozenset(
-    {
-        *(contract.MASTER_ADDR, contract.MASTER_PORT, contract.WORLD_SIZE, contract.NODE_RANK),
-        *(contract.NNODES, contract.NPROC_PER_NODE),
-        *(contract.RANK, contract.LOCAL_RANK, contract.LOCAL_WORLD_SIZE),
-    }
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,7 +267,7 @@ def _processes(spec: Fields, container: Fields) -> int:
 def _variables(container: Fields) -> Iterator[tuple[str, str]]:
     for variable in container.items("env"):
         name = variable.text("name", "")
-        if name in _RANK_NAMES or name.startswith(_RESERVED):
+        if is_of_job(name):
             raise RecipeError(
                 f"{container.path}.env has {name}, which the operator sets", fix="remove it from the job"
             )

@@ -9,7 +9,6 @@ stage to capture the input of the model, and on the last stage, where `model(...
 pipeline.
 """
 
-import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -79,13 +78,12 @@ class Pipeline(Strategy):
         losses: list[torch.Tensor] = []
         schedule = self._schedule(len(micro_batches), len(micro_batches[0].indices))
         schedule._loss_fn = loss
-        step = schedule.step
-        keywords: dict[str, Any] = {"losses": losses}
-        if "return_outputs" in inspect.signature(step).parameters:
-            keywords["return_outputs"] = False
-        if is_last:
-            keywords["target"] = torch.arange(len(micro_batches))
-        step(*([inputs] if is_first else []), **keywords)
+        schedule.step(
+            *([inputs] if is_first else []),
+            target=torch.arange(len(micro_batches)) if is_last else None,
+            losses=losses,
+            return_outputs=False,
+        )
 
         total = (
             torch.stack([x.detach().float() for x in losses]).sum()  # of one type on all stages

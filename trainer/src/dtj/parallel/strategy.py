@@ -350,16 +350,13 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     found: list[nn.Module] = []
 
     def walk(module: nn.Module) -> None:
-        for child in module.children():
-            if isinstance(child, nn.ModuleList | nn.Sequential):
-                found.extend(c for c in child if any(True for _ in c.parameters()))
-            else:
+        if isinstance(module, nn.ModuleList | nn.Sequential):
+            found.extend(c for c in module if any(True for _ in c.parameters()))
+        else:
+            for child in module.children():
                 walk(child)
 
-    if isinstance(model, nn.ModuleList | nn.Sequential):
-        found = [c for c in model if any(True for _ in c.parameters())]
-    else:
-        walk(model)
+    walk(model)
     return list(dict.fromkeys(found))
 
 

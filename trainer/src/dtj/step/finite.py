@@ -35,9 +35,8 @@ class FiniteCheck:
 
     def note(self, loss: torch.Tensor, step: int) -> None:
         """Note the loss, (), of a step. On an accelerator: three kernels, no synchronization."""
-        if (
-            self._is_on_cpu
-        ):  # its value is read later with those of other steps: then the code is in the caches
+        if self._is_on_cpu:
+            # Its value is read later with those of other steps: then the code is in the caches.
             self._unread.append((loss, step))
             return
         bad = torch.where(loss.isfinite(), self._never, step)

@@ -262,7 +262,7 @@ def _with_transition_time(s: Snapshot, kind: str, status: bool, reason: str, mes
 
 def _is_waited_for(s: Snapshot, old: PodView) -> bool:
     """Whether its name is needed, or every pod of the attempt waits for its end."""
-    return old.owner_uid != s.job.uid or old.attempt != s.memory.attempt or old.index in s.missing
+    return s.is_of_another_attempt(old) or old.index in s.missing
 
 
 def _terminating(s: Snapshot, stuck: list[PodView]) -> Refusal:

@@ -84,9 +84,7 @@ class Membership:
     _restarts: dict[int, int] = field(default_factory=dict)  # replica -> of its newest pod, see Hello
     _machines: dict[int, str] = field(default_factory=dict)  # replica -> machine of its newest pod
     _incident: dict[int, Ending] = field(default_factory=dict)  # failures of this generation, by rank
-    _last_incident: dict[int, Ending] = field(
-        default_factory=dict
-    )  # of the previous generation, still growing
+    _last_incident: dict[int, Ending] = field(default_factory=dict)  # those of the one before, still growing
     _failing: dict[int, Ending] = field(default_factory=dict)  # reported a failure and have not exited yet
     _decide_at: float | None = None
     _waited_for_verdict: bool = False  # VERDICT_S has been granted for an earlier failure to arrive

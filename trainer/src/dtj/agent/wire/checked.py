@@ -99,6 +99,6 @@ def _of(kind: type, value: Any) -> Any:
     return value
 
 
-def printable(text: object, *, limit: int = 60) -> str:
-    """Foreign text for one line of the log."""
-    return ascii(str(text))[1:-1][:limit]
+def printable(text: object) -> str:
+    """At most 60 characters of foreign text, for one line of the log."""
+    return ascii(str(text))[1:-1][:60]
