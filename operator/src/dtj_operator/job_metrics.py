@@ -3,7 +3,7 @@
 Only the leader reconciles, so only the leader has jobs in its table.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +13,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from dtj_operator import metrics
+from dtj_operator.engine.newest import Newest
 from dtj_operator.model import times
 from dtj_operator.model.json import Json
 from dtj_operator.model.memory import FINAL, PENDING, RECOVERING, RUNNING, STARTING, condition
@@ -56,7 +57,7 @@ class JobTable(Collector):
 
     def __init__(self) -> None:
         self._jobs: dict[Key, _Job] = {}
-        self._lost: OrderedDict[str, float] = OrderedDict()  # node -> when its loss was counted
+        self._lost = Newest[str, float](REMEMBERED)  # node -> when its loss was counted
 
     def saw(self, key: Key, s: Snapshot, status: Json) -> None:
         """Note the state of a job after a reconcile."""
@@ -108,8 +109,6 @@ class JobTable(Collector):
         if at is not None and now - at < ONE_LOSS_S:
             return False
         self._lost[node] = now
-        if len(self._lost) > REMEMBERED:
-            self._lost.popitem(last=False)
         return True
 
     def _count_seconds(self, key: Key, s: Snapshot, status: Json) -> None:

@@ -3,12 +3,13 @@
 A reflector and the answers to our own writes fill it (read your writes); `gather.py` reads it.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cache
 from operator import attrgetter
 from typing import Generic, TypeVar
 
+from dtj_operator.engine.newest import Newest
 from dtj_operator.kube.pods import PODS, seen
 from dtj_operator.kube.unverified import UnverifiedNames
 from dtj_operator.kube.wire import Source
@@ -35,7 +36,7 @@ class Cache(Generic[V]):
         self.source, self._on_change = source, on_change
         self.unverified = UnverifiedNames()
         self._views: dict[Key, dict[str, V]] = {}
-        self._tombstones: OrderedDict[str, str] = OrderedDict()  # uid -> version at which it was gone
+        self._tombstones = Newest[str, str](TOMBSTONES)  # uid -> version at which it was gone
 
     def __len__(self) -> int:
         return sum(map(len, self._views.values()))
@@ -90,8 +91,6 @@ class Cache(Generic[V]):
         self.unverified.discard(view.key, view.name)
         if not self._is_dead(view, found=False):  # a 404 may come with an older version than the watch event
             self._tombstones[view.uid] = view.version
-        if len(self._tombstones) > TOMBSTONES:
-            self._tombstones.popitem(last=False)
         views = self._views.get(view.key, {})
         known = views.get(view.name)
         if known is None or known.uid != view.uid:
@@ -178,7 +177,7 @@ class PodCache(Cache[PodView]):
         self._clock = clock
         self._on_pod, self._on_reconnected = on_change, on_reconnected
         self._on_node: dict[str, Counter[Key]] = {}
-        self._last_node: OrderedDict[tuple[Key, str], str] = OrderedDict()  # of deleted pods
+        self._last_node = Newest[tuple[Key, str], str](TOMBSTONES)  # of deleted pods
 
     def on_reconnected(self) -> None:
         self._on_reconnected()
@@ -204,8 +203,6 @@ class PodCache(Cache[PodView]):
                 del self._on_node[old.node]
             if new is None:
                 self._last_node[old.key, old.name] = old.node
-                if len(self._last_node) > TOMBSTONES:
-                    self._last_node.popitem(last=False)
         if old is None and new is not None:
             self._last_node.pop((new.key, new.name), None)
         if new is not None and new.node:

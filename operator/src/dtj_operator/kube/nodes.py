@@ -4,12 +4,12 @@ Kubelets write the status of a node every few minutes even if nothing changes. O
 and the deletion of the node matter here.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import msgspec
 
+from dtj_operator.engine.newest import Newest
 from dtj_operator.kube import paths
 from dtj_operator.kube.cache import TOMBSTONES, Cache
 from dtj_operator.kube.wire import Meta, Wire, source
@@ -61,7 +61,7 @@ class NodeCache(Cache[NodeView]):
         self._on_turn, self._clock = on_change, clock
         self._snapshot: Mapping[str, NodeView] | None = None
         self._ready = 0
-        self.gone_since: OrderedDict[str, float] = OrderedDict()
+        self.gone_since = Newest[str, float](TOMBSTONES)
 
     def snapshot(self) -> Mapping[str, NodeView]:
         """All nodes at this moment; rebuilt only after a change, because every reconcile asks for it."""
@@ -88,8 +88,6 @@ class NodeCache(Cache[NodeView]):
         self._snapshot = None
         if old is not None and new is None:
             self.gone_since[old.name] = self._clock()
-            if len(self.gone_since) > TOMBSTONES:
-                self.gone_since.popitem(last=False)
         elif new is not None:
             self.gone_since.pop(new.name, None)
         before = self._ready
@@ -104,7 +102,7 @@ class NodeCache(Cache[NodeView]):
         any of them.
         """
         now = self._clock()
-        self.gone_since = OrderedDict.fromkeys(self.gone_since, now)
+        self.gone_since = Newest(TOMBSTONES, dict.fromkeys(self.gone_since, now))
         for views in self._views.values():
             for name, view in views.items():
                 if not view.ready:

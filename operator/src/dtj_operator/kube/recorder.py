@@ -8,10 +8,10 @@ on them. A namespace whose Events are slow, as with a webhook, delays only its o
 import asyncio
 import hashlib
 import logging
-from collections import OrderedDict
 from collections.abc import Callable
 
 from dtj_operator import metrics
+from dtj_operator.engine.newest import Newest
 from dtj_operator.engine.shares import Shares
 from dtj_operator.kube import paths
 from dtj_operator.kube.api import Api
@@ -40,7 +40,7 @@ class Recorder:
         self._queue: asyncio.Queue[tuple[Json, int]] = asyncio.Queue()
         self._waiting, self._in_flight = Shares[str](QUEUE_LIMIT), Shares[str](IN_FLIGHT)  # by namespace
         # name -> (when it may be sent again, how many times it was sent)
-        self._sent: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._sent = Newest[str, tuple[float, int]](REMEMBERED)
         self._warns_at = float("-inf")
 
     def record(self, regarding: Json, *, kind: str, reason: str, note: str, once_per: str) -> None:
@@ -57,9 +57,6 @@ class Recorder:
             metrics.EVENTS_DROPPED.labels("queue_full").inc()
             return
         self._sent[name] = now + REPEAT_S, count + 1
-        self._sent.move_to_end(name)
-        if len(self._sent) > REMEMBERED:
-            self._sent.popitem(last=False)
         body = {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",

@@ -6,9 +6,9 @@ absence of such an object, `verify.py` reads it by name.
 """
 
 import contextlib
-from collections import OrderedDict
 from collections.abc import Iterator
 
+from dtj_operator.engine.newest import Newest
 from dtj_operator.model.names import Key
 
 MOST = 10_000  # jobs: a leader verifies within seconds, but a follower never does
@@ -18,16 +18,14 @@ class UnverifiedNames:
     """Unverified names by job, in the order in which they were added; of many jobs, those of the latest."""
 
     def __init__(self) -> None:
-        self._names: OrderedDict[Key, dict[str, None]] = OrderedDict()
+        self._names = Newest[Key, dict[str, None]](MOST)
 
     def of(self, key: Key) -> tuple[str, ...]:
         return tuple(self._names.get(key, ()))
 
     def add(self, key: Key, name: str) -> None:
-        self._names.setdefault(key, {})[name] = None
-        self._names.move_to_end(key)
-        if len(self._names) > MOST:
-            self._names.popitem(last=False)
+        self._names[key] = names = self._names.get(key, {})
+        names[name] = None
 
     def discard(self, key: Key, name: str) -> None:
         """Remove a name: it is now known whether the object exists."""
