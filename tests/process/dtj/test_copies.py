@@ -33,8 +33,9 @@ def test_lost_rank_costs_no_more_than_the_steps_since_the_last_copy(
 ) -> None:
     """No checkpoint can be read. Steps that are done again have the same loss and weights, bit for bit."""
     keeping = ("--checkpoint", tmp_path / "run", "--save-every", 3, "--memory-every", 4, "--max-restarts", 1)
-    program = PROGRAMS / "gpt.py"
-    ended = finish("run", *keeping, *flags, program, OUT=tmp_path, STEPS=6, LOSE_AT=5, CLIP=0.4)
+    # All batches of one size, one block and no clipping: torch plans fewer operations on sharded tensors.
+    sizes = {"STEPS": 6, "SAMPLES": 96, "LAYERS": 1}
+    ended = finish("run", *keeping, *flags, PROGRAMS / "gpt.py", OUT=tmp_path, LOSE_AT=5, **sizes)
     assert ended.code == 0, ended.err
     assert "generation 2: restarted all ranks" in ended.err
     assert "resuming from memory, step 4" in ended.err
