@@ -32,18 +32,19 @@ def test_lost_rank_costs_no_more_than_the_steps_since_the_last_copy(
     finish: Finish, tmp_path: Path, flags: tuple[object, ...]
 ) -> None:
     """No checkpoint can be read. Steps that are done again have the same loss and weights, bit for bit."""
-    keeping = ("--checkpoint", tmp_path / "run", "--save-every", 3, "--memory-every", 4, "--max-restarts", 1)
-    program = PROGRAMS / "gpt.py"
-    ended = finish("run", *keeping, *flags, program, OUT=tmp_path, STEPS=6, LOSE_AT=5, CLIP=0.4)
+    keeping = ("--checkpoint", tmp_path / "run", "--save-every", 4, "--memory-every", 4, "--max-restarts", 1)
+    # All batches of one size, one block and no clipping: torch plans fewer operations on sharded tensors.
+    sizes = {"STEPS": 7, "SAMPLES": 96, "LAYERS": 1}
+    ended = finish("run", *keeping, *flags, PROGRAMS / "gpt.py", OUT=tmp_path, LOSE_AT=6, **sizes)
     assert ended.code == 0, ended.err
     assert "generation 2: restarted all ranks" in ended.err
     assert "resuming from memory, step 4" in ended.err
     ranks = int(str(flags[1]))
     for rank in range(ranks):
         steps = trace(tmp_path, rank)
-        before, after = steps[:-2], steps[-2:]
+        before, after = steps[:-3], steps[-3:]
         assert [step for step, _ in before] == list(range(len(before)))
-        # Another rank may lose the dead one in step 5; under diloco it may train until the next sync point.
-        assert len(before) >= (5 if rank == ranks - 1 else 4)
-        assert [step for step, _ in after] == [4, 5]
-        assert len(set(steps)) == 6, "a step that was done again differs"
+        # Another rank may lose the dead one in step 6; under diloco it may train until the next sync point.
+        assert len(before) >= (6 if rank == ranks - 1 else 5)
+        assert [step for step, _ in after] == [4, 5, 6]
+        assert len(set(steps)) == 7, "a step that was done again differs"

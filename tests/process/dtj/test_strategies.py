@@ -21,7 +21,7 @@ STEPS = 6  # an epoch of 16, 16, 16 and 4 samples, and two steps of the next
 
 
 def by_hand(steps: int) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Losses and final weights of the program gpt.py, in plain torch."""
+    """Losses and final weights of the program gpt.py, in plain torch; it clips the first STEPS steps only."""
     torch.manual_seed(3)
     model = GPT(SHAPE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
@@ -34,7 +34,8 @@ def by_hand(steps: int) -> tuple[list[float], dict[str, torch.Tensor]]:
         loss = cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
         optimizer.zero_grad()
         torch.autograd.backward(loss)
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        if step < STEPS:
+            nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         losses.append(loss.item())
     return losses, model.state_dict()
@@ -48,7 +49,7 @@ def train(finish: Finish, out: Path, *flags: object, steps: int = STEPS, **env: 
     """Losses of the program gpt.py under `dtj run`."""
     out.mkdir()
     command = ("run", "--checkpoint", out / "run", *flags, PROGRAMS / "gpt.py")
-    ended = finish(*command, OUT=out, CLIP=CLIP, STEPS=steps, **env)
+    ended = finish(*command, OUT=out, STEPS=steps, **env)
     assert ended.code == 0, ended.err
     assert "Warning" not in ended.err
     return losses(out)
@@ -66,7 +67,7 @@ def trained(finish_once: Finish, tmp_path_factory: pytest.TempPathFactory) -> Ca
     def folder(*flags: object) -> Path:
         if flags not in found:
             found[flags] = tmp_path_factory.mktemp("trained") / "out"
-            train(finish_once, found[flags], *flags, EVALUATE=1)
+            train(finish_once, found[flags], *flags, EVALUATE=1, CLIP=CLIP)
         return found[flags]
 
     return folder
@@ -168,7 +169,10 @@ def test_checkpoint_is_read_by_any_strategy_at_any_size(
     saved_by: tuple[object, ...],
     read_by: list[tuple[object, ...]],
 ) -> None:
-    """The loss of the next step depends on the weights, the weights after it on the optimizer's state."""
+    """The loss of the next step depends on the weights, the weights after it on the optimizer's state.
+
+    That step is not clipped, so that torch plans fewer operations for tensor parallelism.
+    """
     saved = trained(*saved_by) / "run"
     expected, final = by_hand(STEPS + 1)
     for number, flags in enumerate(read_by):

@@ -49,16 +49,21 @@ def test_python_m_dtj_is_the_command_dtj(finish: Callable[..., Finished]) -> Non
 
 
 def test_ranks_find_slow_imports_already_done(tmp_path: Path) -> None:
-    """On a cold start, and after each loss, what strategies and optimizers import late would cost seconds."""
+    """On a cold start, and after each loss, what strategies and optimizers import late would cost seconds.
+
+    So would a search for NVML's library whenever torch asks for a GPU that is not there.
+    """
     script = tmp_path / "script.py"
     late = {"torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.pipelining"}
     late |= {"torch.utils.serialization"}  # by torch.load and torch.save
-    script.write_text(f"import sys; print({late!r} <= set(sys.modules))")
+    script.write_text(
+        f"import os, sys; print({late!r} <= set(sys.modules), 'PYTORCH_NVML_BASED_CUDA_CHECK' in os.environ)"
+    )
     ended = subprocess.run(
         [sys.executable, "-m", "dtj", "run", "--nproc", "2", script],
         capture_output=True,
         check=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path), "CUDA_VISIBLE_DEVICES": ""},
     )
-    assert sorted(ended.stdout.splitlines()) == ["[rank 0] True", "[rank 1] True"]
+    assert sorted(ended.stdout.splitlines()) == ["[rank 0] True False", "[rank 1] True False"]

@@ -30,7 +30,8 @@ BREAK_RANK = int(os.environ.get("BREAK_RANK", "0"))
 WAIT_AT = int(os.environ.get("WAIT_AT", "-1"))  # in this step rank 1 waits for the file $OUT/go
 LOSE_AT = int(os.environ.get("LOSE_AT", "-1"))  # after this step the last rank and all checkpoints are lost
 UNWRITABLE = int(os.environ.get("UNWRITABLE", "-1"))  # no checkpoint of this step can be written
-SHAPE = Shape(vocabulary=32, context=8, layers=3, heads=4, width=16)
+SAMPLES = int(os.environ.get("SAMPLES", "52"))  # a batch has 16: the last one of an epoch has fewer
+SHAPE = Shape(vocabulary=32, context=8, layers=int(os.environ.get("LAYERS", "3")), heads=4, width=16)
 
 
 def held(value: torch.Tensor) -> int:
@@ -81,7 +82,7 @@ def main() -> None:
 def train(run: dtj.Run) -> None:
     model = run.parallel(GPT(SHAPE))
     optimizer = optimizer_of(model)
-    tokens = torch.randint(0, 32, (52, 9), generator=torch.Generator().manual_seed(5))
+    tokens = torch.randint(0, 32, (SAMPLES, 9), generator=torch.Generator().manual_seed(5))
     samples = torch.utils.data.TensorDataset(tokens[:, :-1], tokens[:, 1:])
     data = run.data(samples, global_batch=16, tokens=8)
     run.state(model=model, optimizer=optimizer, data=data)

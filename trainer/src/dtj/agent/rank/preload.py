@@ -9,6 +9,7 @@ import tempfile
 from dtj import contract
 from dtj.errors import RecipeError
 
+NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _SHARED_MEMORY = "/dev/shm"
 # DDP and the optimizers load torch._dynamo, torch.load and torch.save `serialization`; to load a sharded
 # state, also a copy in memory, needs `sharded`; `start` is what dtj.init loads, with all strategies.
@@ -30,7 +31,7 @@ def preload(nthreads: int) -> None:
     os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:5")
     # The agent must not initialize CUDA: a forked rank could not use it. With these, libraries that look for
     # a GPU when they are imported ask NVML, which needs no initialization.
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    os.environ.setdefault(NVML_CHECK, "1")
     os.environ.setdefault("TRITON_NVML_BASED_CUDA_CHECK", "1")
     _find_temporary_folder()
     if os.environ.get(contract.PRELOAD) == "0":
