@@ -220,9 +220,11 @@ def advice(name: str, status: Json) -> str:
             waits = str(blocked.get("message") or "").partition("; ")[2] if phase == "Recovering" else ""
             return f"nothing: {_PASSES[phase]}{waits and f'; {plain(waits)}'}"
         case "Running" if condition(status, "Healthy").get("status") == "False":
-            saves = condition(status, "Healthy").get("reason") != "SaveFailed"
-            retries = "remove the cause that the message above names; each save tries again"
-            return f"kubectl dtj stacks {name} shows what the ranks do" if saves else retries
+            if condition(status, "Healthy").get("reason") == "SaveFailed":
+                found = "remove the cause that the message above names; each save tries again"
+            else:
+                found = f"kubectl dtj stacks {name} shows what the ranks do"
+            return found
         case None:
             return f"if this lasts, check that the operator runs: {_OPERATOR}"
     return f"kubectl dtj logs -f {name}"

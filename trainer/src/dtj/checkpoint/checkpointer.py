@@ -169,8 +169,9 @@ class Checkpointer:
         """Rank 0 may be lost, and this rank holds the state: `save` writes now, and removes nothing."""
         if self.run_dir:
             self._is_rank0 = self._writer.is_rank0 = True
-            self._writer.saved_step = self.newest_saved()  # rank 0 may be lost since its last save began
-            self._forget_uncommitted()
+            committed = self._committed()
+            self._writer.saved_step = _newest(committed)  # rank 0 may be lost since its last save began
+            self._forget_uncommitted(committed)
             self._owner = self._writer.owner = Deputy(self.run_dir, os.environ, rank=self.world.rank)
             self._writer.keep = sys.maxsize
 
@@ -266,24 +267,27 @@ class Checkpointer:
 
     def newest_saved(self) -> int | None:
         """Step of the newest checkpoint by its name, which may be damaged; on rank 0 only, else None."""
-        committed: list[Location] = []
+        return _newest(self._committed())
+
+    def _committed(self) -> list[Location] | None:
+        """The checkpoints in the folder, the newest first; None on other ranks and if listing fails."""
         if self._is_rank0 and self.run_dir:
             with contextlib.suppress(CheckpointError):
-                committed = reader.committed(self.run_dir)
-        return paths.step_of(committed[0].name) if committed else None
+                return reader.committed(self.run_dir)
+        return None
 
     def _take_over(self, state: dict[str, Any]) -> None:
         """The scores that another rank, or an earlier process of this rank, knew of."""
         self._offered, self._writer.scored = state["offered"], state["scored"]
-        self._forget_uncommitted()
+        if self._writer.scored:
+            self._forget_uncommitted(self._committed())
 
-    def _forget_uncommitted(self) -> None:
-        """On rank 0: only the folder tells which of the last saves were committed before a rank was lost."""
-        writer = self._writer
-        if self._is_rank0 and self.run_dir and writer.scored:
-            with contextlib.suppress(CheckpointError):
-                names = {each.name for each in reader.committed(self.run_dir)}
-                writer.scored = [each for each in writer.scored if paths.name_of(each["step"]) in names][-1:]
+    def _forget_uncommitted(self, committed: list[Location] | None) -> None:
+        """Only the folder tells which of the last saves were committed before a rank was lost."""
+        if committed is not None:
+            names = {each.name for each in committed}
+            scored = [each for each in self._writer.scored if paths.name_of(each["step"]) in names]
+            self._writer.scored = scored[-1:]
 
     def _report_failure(self) -> None:
         failure, self._writer.failure = self._writer.failure, None
@@ -294,3 +298,8 @@ class Checkpointer:
             if self._is_rank0:
                 report_failure(f"{failure.what} ({newest}); {failure.fix}")
             self.say(f"{failure.what}; training continues ({newest})\n  fix: {failure.fix}")
+
+
+def _newest(committed: list[Location] | None) -> int | None:
+    """Step of the newest of these checkpoints."""
+    return paths.step_of(committed[0].name) if committed else None

@@ -67,7 +67,7 @@ class _Replicas:
         self._lost = 0
         self._done: set[int] = set()
         self._code = contract.EXIT_DONE
-        self._is_stopping = self._has_succeeded = False
+        self._is_stopping = False
 
     def run(self) -> int:
         _log(f"{self._job.name}: replicas {self._job.replicas}, ranks in each {self._job.processes}")
@@ -107,13 +107,16 @@ class _Replicas:
             lost=self._lost,
         )
 
+    def _has_succeeded(self) -> bool:
+        """Whether the replicas that decide are done."""
+        return bool(self._job.deciding) and self._job.deciding <= self._done
+
     def _ended(self, index: int, code: int) -> None:
-        if self._has_succeeded:
+        if self._has_succeeded():
             return
         if code == contract.EXIT_DONE:
             self._done.add(index)
-            self._has_succeeded = bool(self._job.deciding) and self._job.deciding <= self._done
-            if self._has_succeeded and self._pids:
+            if self._has_succeeded() and self._pids:
                 _log("the replicas of successPolicy have succeeded: ending the others")
                 self._forward(signal.SIGTERM, None)
             return
