@@ -6,14 +6,14 @@ The answer comes from a user's program, so every value of a wrong type or size i
 from typing import Annotated
 
 import msgspec
-from msgspec.structs import asdict, force_setattr
+from msgspec.structs import asdict
 
 from dtj_operator.model.names import Key
-from dtj_operator.model.printable import printable
+from dtj_operator.model.reported import MAX_IN_PLACE, Reported
 
 _Whole = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
-_Heals = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]  # stored as 32 bits in the status
+_Heals = Annotated[int, msgspec.Meta(ge=0, le=MAX_IN_PLACE)]
 _Index = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Word = Annotated[str, msgspec.Meta(max_length=64)]
 _Name = Annotated[str, msgspec.Meta(max_length=253)]
@@ -21,22 +21,13 @@ _Text = Annotated[str, msgspec.Meta(max_length=4096)]
 _LISTED = msgspec.Meta(max_length=1000)  # the agent lists no more
 
 
-class _Reported(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Its texts cannot change what a terminal shows."""
-
-    def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            if isinstance(text := getattr(self, name), str):
-                force_setattr(self, name, printable(text))
-
-
-class Incident(_Reported, frozen=True, kw_only=True):
+class Incident(Reported, frozen=True, kw_only=True):
     """The last failure as the agents report it."""
 
     replica: _Index | None = None
     rank: _Index | None = None
     reason: _Word | None = None
-    exit_code: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    exit_code: _Index | None = None
     signal: _Word | None = None
     message: _Text | None = None
     generation: _Index | None = None
@@ -44,14 +35,14 @@ class Incident(_Reported, frozen=True, kw_only=True):
     at: _Word | None = None  # RFC 3339
 
 
-class InPlace(_Reported, frozen=True, kw_only=True):
+class InPlace(Reported, frozen=True, kw_only=True):
     """Failures of ranks that the agents healed without a new pod."""
 
     in_place: _Heals = 0
     without_progress: _Heals | None = None  # of these and of the operator's, since the last progress
 
 
-class Ledger(_Reported, frozen=True, kw_only=True):
+class Ledger(Reported, frozen=True, kw_only=True):
     """Where the seconds of an attempt went, as its agents report it."""
 
     productive: _Seconds = 0.0
@@ -60,7 +51,7 @@ class Ledger(_Reported, frozen=True, kw_only=True):
     recovering: _Seconds = 0.0
 
 
-class Straggler(_Reported, frozen=True, kw_only=True):
+class Straggler(Reported, frozen=True, kw_only=True):
     """A rank that completes steps, but so slowly that all other ranks wait for it."""
 
     rank: _Index
@@ -68,21 +59,21 @@ class Straggler(_Reported, frozen=True, kw_only=True):
     ratio: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None  # its time for a step by the others'
 
 
-class Hung(_Reported, frozen=True, kw_only=True):
+class Hung(Reported, frozen=True, kw_only=True):
     """A hang that the agents only report, while it lasts."""
 
     ranks: Annotated[tuple[_Index, ...], _LISTED] = ()
     message: _Text = ""
 
 
-class SilentReplica(_Reported, frozen=True, kw_only=True):
+class SilentReplica(Reported, frozen=True, kw_only=True):
     """A replica that took part and that the others have been waiting for."""
 
     replica: _Index
     seconds: _Seconds
 
 
-class _Answer(_Reported, frozen=True, kw_only=True):
+class _Answer(Reported, frozen=True, kw_only=True):
     job: _Name | None = None
     job_uid: _Name | None = None
     replica: int | None = None

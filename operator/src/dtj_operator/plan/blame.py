@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from dtj_operator.model import times
 from dtj_operator.model.agent_status import Incident
-from dtj_operator.model.exit_report import NO_REPORT, Culprit, ExitReport, count
+from dtj_operator.model.exit_report import NO_REPORT, Culprit, ExitReport
 from dtj_operator.model.json import Json
 from dtj_operator.model.views import ContainerView, PodView
 from dtj_operator.plan.actions import Fault, headline
@@ -187,10 +187,14 @@ def in_place_fault(s: Snapshot) -> Fault | None:
     answer = s.answer
     if answer is None or answer.incident is None or answer.in_place <= s.memory.restarts.in_place_of_attempt:
         return None
-    incident, code = answer.incident, count(answer.incident.exit_code)
-    reason = incident.reason or "ExitCode"
+    incident = answer.incident
     return _reported_fault(
-        s, incident, incident.replica or 0, reason=reason, exit_code=code, signal_name=incident.signal or ""
+        s,
+        incident,
+        incident.replica or 0,
+        reason=incident.reason or "ExitCode",
+        exit_code=incident.exit_code,
+        signal_name=incident.signal or "",
     )
 
 

@@ -66,7 +66,7 @@ class Snapshot(PodsOnNodes):
         """
         if pods == self.pods and not refusals:
             return self
-        return replace(self, pods=pods, refusals=self.refusals + refusals)
+        return replace(self, pods=pods, refusals=refusals)
 
     @cached_property
     def owned(self) -> tuple[PodView, ...]:

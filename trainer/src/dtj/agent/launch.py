@@ -191,9 +191,8 @@ class _Agent:
             ]
         )
         for key, _ in self._selector.select(timeout_s):
-            if (
-                self._selector.get_map().get(key.fd) is key
-            ):  # an earlier callback of this round may have closed it
+            # An earlier callback of this round may have closed it.
+            if self._selector.get_map().get(key.fd) is key:
                 key.data()
         if self._has_dead:  # after the callbacks, which reap ranks in the order of their deaths
             self._reap()

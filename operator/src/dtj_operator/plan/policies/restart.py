@@ -40,7 +40,6 @@ BACKOFF_JITTER = 0.2  # of the delay, plus or minus: after an outage a thousand 
 MAX_REPLACED = 100  # pods at once; with more the whole job restarts, which keeps the status small
 CAUSE_WAIT_S = 5.0  # how long a consequence waits for its cause: two kubelets report seconds apart
 CULPRIT_WAIT_S = 30.0  # how long a fault that another pod reports waits for its own pod to end
-MAX_IN_PLACE = 1_000_000  # a higher number does not come from an agent
 
 
 def restart(s: Snapshot) -> Restart | Fail | AwaitCause | None:
@@ -65,7 +64,7 @@ def counters(s: Snapshot) -> Restarts:
     old = s.memory.restarts
     reports = blame.exit_reports(s)
     in_place = [report.in_place or 0 for report in reports]
-    reported = max([s.answer.in_place if s.answer else 0, *(n for n in in_place if n <= MAX_IN_PLACE)])
+    reported = max([s.answer.in_place if s.answer else 0, *in_place])
     new = max(0, reported - old.in_place_of_attempt)
     steps = [old.highest_step, s.progress.step if s.progress else None, *(report.step for report in reports)]
     highest = max((step for step in steps if step is not None), default=None)
@@ -115,7 +114,7 @@ def _reported_row(s: Snapshot) -> int | None:
     is_current = answer is not None and began is not None and answer.observed_at >= began
     if row is None and answer is not None and is_current and s.memory.phase == RUNNING:
         row = None if answer.silent_replicas or answer.restarts is None else answer.restarts.without_progress
-    return row if row is not None and row <= MAX_IN_PLACE else None
+    return row
 
 
 def _identical_failures(s: Snapshot, fault: Fault) -> int:
@@ -124,7 +123,7 @@ def _identical_failures(s: Snapshot, fault: Fault) -> int:
         return 0
     known = 1 + (counters(s).identical if blame.is_same_error(fault, s.memory.failure) else 0)
     reported = [report.identical_failures or 0 for report in blame.exit_reports(s)]
-    return max([known, *(n for n in reported if n <= MAX_IN_PLACE)])
+    return max([known, *reported])
 
 
 def _is_old(s: Snapshot, fault: Fault) -> bool:
