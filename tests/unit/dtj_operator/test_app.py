@@ -357,6 +357,45 @@ class OptionalKind(Lists):
         return await super().handle(request)
 
 
+class Unlisted(OptionalKind):
+    """While `unlisted`, the kind is served and watched, but cannot be listed."""
+
+    unlisted = True
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        listed = request.path.startswith(f"{self.version}/") and "watch" not in request.query
+        if listed and self.unlisted:
+            return web.json_response({"message": "conversion webhook failed"}, status=404)
+        return await super().handle(request)
+
+
+KUEUE = ("kueue.x-k8s.io/v1beta2", "workloads")
+
+
+async def test_operator_starts_while_an_optional_kind_cannot_be_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(optional, "FIRST_LISTS_S", 0.01)
+    lists = Unlisted(*KUEUE)
+    lists.items[PODS] = [pod("known")]
+    async with running(lists) as app:
+        await until(lists, lambda: "known" in lists.looked)
+
+    assert "conversion webhook failed" in app._kueue.problem
+
+
+async def test_follower_takes_over_while_an_optional_kind_cannot_be_listed() -> None:
+    lists = Unlisted(*KUEUE)
+    lists.items[PODS] = [pod("known")]
+    lists.unlisted = False
+    lists.broken.add(LEASE)
+    async with running(lists), asyncio.timeout(60):
+        await lists.watched.wait()
+        lists.unlisted = True
+        lists.broken.clear()
+        await until(lists, lambda: "known" in lists.looked)
+
+
 @pytest.mark.parametrize(
     ("version", "plural"),
     [
