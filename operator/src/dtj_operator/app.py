@@ -24,7 +24,7 @@ from dtj_operator.engine.turns import Turns
 from dtj_operator.engine.worker import work
 from dtj_operator.engine.workqueue import WorkQueue
 from dtj_operator.gather import Gatherer
-from dtj_operator.kube import paths, rights, wire
+from dtj_operator.kube import optional, paths, rights, wire
 from dtj_operator.kube.api import METADATA_LIST, Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.cache import Cache, PodCache
@@ -231,7 +231,7 @@ class App:
 
         Raises NotServed when it no longer does.
         """
-        version = await feature.until_served(self._steady, self._settings.resync_s)
+        version = await feature.until_served(self._steady, min(optional.LOOK_S, self._settings.resync_s))
         cache.source = source_of(version)
         reflectors = self._reflect(cache)
         self._reflectors = (*self._reflectors, *reflectors)

@@ -18,6 +18,7 @@ from tests.unit.dtj_operator.kube.server import Json, stall
 
 JOBS = "/apis/dtj.dev/v1alpha1/distributedtrainingjobs"
 PODS = "/api/v1/pods"
+KUEUE = ("kueue.x-k8s.io/v1beta2", "workloads")
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/default/leases/dtj-operator"
 
 
@@ -357,6 +358,16 @@ class OptionalKind(Lists):
         return await super().handle(request)
 
 
+async def test_optional_kind_that_is_installed_later_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optional, "LOOK_S", 0.01)
+    lists = OptionalKind(*KUEUE)
+    lists.removed.set()
+    async with running(lists, "--no-leader-election") as app, asyncio.timeout(60):
+        await app._kueue.settled.wait()
+        lists.removed.clear()
+        await lists.watched.wait()
+
+
 class Unlisted(OptionalKind):
     """While `unlisted`, the kind is served and watched, but cannot be listed."""
 
@@ -367,9 +378,6 @@ class Unlisted(OptionalKind):
         if listed and self.unlisted:
             return web.json_response({"message": "conversion webhook failed"}, status=404)
         return await super().handle(request)
-
-
-KUEUE = ("kueue.x-k8s.io/v1beta2", "workloads")
 
 
 async def test_operator_starts_while_an_optional_kind_cannot_be_listed(

@@ -14,6 +14,7 @@ from dtj_operator.kube.discovery import first_served
 from dtj_operator.kube.errors import Unavailable
 from dtj_operator.kube.reflector import Reflector
 
+LOOK_S = 30.0  # between two looks for a kind that is not served
 RETRY_S = 2.0  # between two questions to an API server that does not answer
 GONE_PAUSE_S = 15.0  # between two checks of a kind whose watch fails
 FIRST_LISTS_S = 30.0  # how long jobs wait for the first lists

@@ -24,7 +24,7 @@ WATCH_S = 290  # the server ends a watch after this; the next watch continues at
 SILENCE_S = 75.0
 LONGEST_RELIST_PAUSE_S = 10.0  # few requests anyway; a longer pause would delay us when the server is back
 LONGEST_ASKED_PAUSE_S = 60.0  # that the API server asks for with Retry-After
-LIST_FORBIDDEN_PAUSE_S = 300.0  # how often to retry a list that a 403 refused and that is not required
+LIST_FORBIDDEN_PAUSE_S = 30.0  # how often to retry a list that a 403 refused and that is not required
 
 T = TypeVar("T")
 V = TypeVar("V", bound=ObjectView)
