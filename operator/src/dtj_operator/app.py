@@ -24,6 +24,7 @@ from dtj_operator.engine.turns import Turns
 from dtj_operator.engine.worker import work
 from dtj_operator.engine.workqueue import WorkQueue
 from dtj_operator.gather import Gatherer
+from dtj_operator.job_metrics import JOBS
 from dtj_operator.kube import optional, paths, rights, wire
 from dtj_operator.kube.api import METADATA_LIST, Api
 from dtj_operator.kube.bucket import Bucket
@@ -180,6 +181,7 @@ class App:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        JOBS.clear()
         self.queue.close()
         await self._poller.close()
         if self._settings.leader_election:

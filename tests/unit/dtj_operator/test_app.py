@@ -9,11 +9,14 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from aiohttp import web
 from kubernetes.aio.client import Configuration
+from prometheus_client import REGISTRY
 
 from dtj_operator import settings
 from dtj_operator.app import BACKLOG_PATIENCE_S, App
+from dtj_operator.job_metrics import JOBS as TABLE
 from dtj_operator.kube import lease, optional, pods
 from dtj_operator.model.names import Key
+from tests.support.builders import job
 from tests.unit.dtj_operator.kube.server import Json, stall
 
 JOBS = "/apis/dtj.dev/v1alpha1/distributedtrainingjobs"
@@ -366,6 +369,15 @@ async def test_optional_kind_that_is_installed_later_is_used(monkeypatch: pytest
         await app._kueue.settled.wait()
         lists.removed.clear()
         await lists.watched.wait()
+
+
+async def test_operator_that_has_stopped_counts_no_jobs() -> None:
+    """Its process may start again as a follower."""
+    async with running(Lists()):
+        TABLE.saw(Key("ns", "a"), job().snapshot(), {"phase": "Running"})
+        assert REGISTRY.get_sample_value("dtj_jobs", {"namespace": "ns", "phase": "Running"}) == 1
+
+    assert REGISTRY.get_sample_value("dtj_jobs", {"namespace": "ns", "phase": "Running"}) is None
 
 
 class Unlisted(OptionalKind):
