@@ -73,6 +73,10 @@ class JobTable(Collector):
         """The job is gone."""
         self._jobs.pop(key, None)
 
+    def clear(self) -> None:
+        """This process no longer reconciles: kopf has failed, and it may become a follower."""
+        self._jobs.clear()
+
     def wrote(self, key: Key, s: Snapshot, verdict: Verdict | None, status: Json) -> None:
         """Count what a status that was just written adds."""
         for metric, labels, seconds in added(s, verdict, status):
