@@ -23,7 +23,7 @@ from dtj_operator.plan.policies.size import excluded, remaining_shortage
 from dtj_operator.plan.snapshot import Snapshot
 
 MAX_DOMAINS = 20  # in the status
-DONE_LIMIT = 1000  # characters; if ranks finish in random order, not all of them are recorded
+DONE_LIMIT = 35_000  # characters; all of 10,000 replicas fit, in whatever order they finish
 
 
 def attempt_of(s: Snapshot, verdict: Verdict | None, phase: str) -> Json:

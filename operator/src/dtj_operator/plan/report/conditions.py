@@ -268,7 +268,7 @@ def _is_waited_for(s: Snapshot, old: PodView) -> bool:
 def _terminating(s: Snapshot, stuck: list[PodView]) -> Refusal:
     """What blocks the job if pods do not terminate, and how to help."""
     pod = min(stuck, key=lambda pod: pod.index)
-    more = f" (and {len(stuck) - 1} more pods)" if len(stuck) > 1 else ""
+    more = f" (and {len(stuck) - 1} more)" if len(stuck) > 1 else ""
     if pod.held_by:
         message = f"pod {pod.name}{more} has ended, but its finalizer {pod.held_by} keeps it"
         fix = f"its controller must remove it: kubectl get pod {pod.name} -n {pod.namespace} -o yaml"
