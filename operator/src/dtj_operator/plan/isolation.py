@@ -1,10 +1,11 @@
 """Which running pods do the others get no heartbeats from, although Kubernetes reports them healthy?
 
 They are replaced, with scope Replica. If replica 0 hears from no replica on two or more nodes, replica 0
-itself is isolated, and the others hold the state of the run.
+itself is isolated, and the others hold the state of the run. In doubt no pod is replaced, and the condition
+Healthy names the silent replicas.
 """
 
-from dtj_operator.model.memory import REPLICA
+from dtj_operator.model.memory import REPLICA, RUNNING
 from dtj_operator.model.views import PodView
 from dtj_operator.plan.snapshot import Snapshot
 
@@ -16,19 +17,63 @@ def isolated_since(s: Snapshot) -> dict[int, float]:
     answer = s.answer
     if answer is None or s.scope != REPLICA:
         return {}
-    unheard = {i: since for i, since in s.silent_since.items() if _is_healthy(s, s.current.get(i), since)}
-    nodes = {s.current[i].node for i in unheard}
-    # Only running pods send heartbeats.
-    running = {i for i, pod in s.current.items() if pod.phase == "Running"} if unheard else set()
-    if running <= unheard.keys() | {0} and len(nodes) > 1:
-        # They may fall silent at different times, so wait for the last one before deciding.
-        unheard = {0: max(unheard.values())}
+    silent = {i: pod for i, pod in silent_pods(s).items() if _is_on_ready_node(s, pod)}
+    known = {i: s.silent_since[i] for i, pod in silent.items() if _ran_before(s, pod, s.silent_since[i])}
+    unheard = _unheard(s, silent, known) if known else {}
     return {i: since for i, since in unheard.items() if answer.observed_at - since >= ISOLATED_AFTER_S}
 
 
-def _is_healthy(s: Snapshot, pod: PodView | None, before: float) -> bool:
-    """Whether Kubernetes reports it healthy; a pod bound after `before` may still be starting."""
-    if pod is None or s.failed(pod) or pod.deleting or pod.phase != "Running":
+def silent_pods(s: Snapshot, *, for_s: float = 0.0) -> dict[int, PodView]:
+    """Pods that run and that replica 0 had no heartbeats from for so long, by index."""
+    at = s.answer.observed_at if s.answer else s.now
+    pods = {i: s.current[i] for i, since in s.silent_since.items() if i in s.current and at - since >= for_s}
+    return {i: pod for i, pod in pods.items() if _is_up(s, pod)}
+
+
+def requeue_at(s: Snapshot) -> float | None:
+    """When the decision about silent replicas, or what the status says of them, changes by time alone."""
+    pods = silent_pods(s, for_s=ISOLATED_AFTER_S).values()
+    moments = [s.memory.changed_at, *(s.wall(pod.seen.bound) for pod in pods if pod.seen.bound is not None)]
+    return s.next_of(at + ISOLATED_AFTER_S for at in moments if at is not None) if pods else None
+
+
+def _unheard(s: Snapshot, silent: dict[int, PodView], known: dict[int, float]) -> dict[int, float]:
+    """Who is isolated: these replicas, replica 0, or in doubt none.
+
+    silent  pods on ready nodes, by index
+    known   those of them that are not just starting, and since when they are silent
+    """
+    others = [p for i, p in s.current.items() if i != 0 and i not in s.silent_since and _is_up(s, p)]
+    # A pod that has just started may not have joined, so it does not show that replica 0 hears anyone.
+    is_heard = any(_ran_before(s, pod, min(known.values())) for pod in others)
+    if is_heard or len({pod.node for pod in silent.values()}) == 1:
+        return known
+    if others or len({silent[i].node for i in known}) == 1:
+        return {}
+    # They may fall silent at different times, so wait for the last one before deciding.
+    return {0: max(known.values())}
+
+
+def _is_up(s: Snapshot, pod: PodView) -> bool:
+    return pod.phase == "Running" and not pod.deleting and not s.failed(pod)
+
+
+def _is_on_ready_node(s: Snapshot, pod: PodView) -> bool:
+    node = (s.nodes or {}).get(pod.node)
+    return node is not None and node.ready
+
+
+def _ran_before(s: Snapshot, pod: PodView, moment: float) -> bool:
+    """Whether the pod was there before this moment; one that came later may still be starting.
+
+    If it was bound before this process started, the phase tells: in phase Running all pods had started, and
+    only those of elastic jobs may be bound later. The operator that wrote the phase may have had another
+    clock, so the pod must also have run for long while this process watched.
+    """
+    bound, began = pod.seen.bound, s.memory.changed_at
+    if bound is None:
         return False
-    node, bound = (s.nodes or {}).get(pod.node), pod.seen.bound
-    return node is not None and node.ready and bound is not None and s.wall(bound) < before
+    if s.wall(bound) < moment:
+        return True
+    ran = s.memory.phase == RUNNING and s.job.elastic is None and began is not None
+    return ran and began + ISOLATED_AFTER_S < moment and s.monotonic - bound >= ISOLATED_AFTER_S

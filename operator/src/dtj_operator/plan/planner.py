@@ -10,7 +10,7 @@ from dtj_operator.model.children import Child, Refusal
 from dtj_operator.model.memory import RECOVERING, SUSPENDED
 from dtj_operator.model.times import soonest
 from dtj_operator.model.views import PodView
-from dtj_operator.plan import blame, gang, queue, remote, starting
+from dtj_operator.plan import blame, gang, isolation, queue, remote, starting
 from dtj_operator.plan.actions import (
     Action,
     AwaitCause,
@@ -126,7 +126,7 @@ def _converge(s: Snapshot) -> Decision:
     """Create the missing pods of the current attempt; attempts never overlap."""
     retired = _retire(s) + queue.actions_while_running(s)
     again = soonest(
-        *(policy.requeue_at(s) for policy in (size, avoid, success, starting)), deadline.due_at(s)
+        *(policy.requeue_at(s) for policy in (size, avoid, success, starting, isolation)), deadline.due_at(s)
     )
     if any(s.is_of_another_attempt(old) for old in s.obsolete):
         return Decision(actions=retired, requeue_at=again)

@@ -1,17 +1,18 @@
-"""What is wrong with a job that trains: a hang that is only reported, saves that fail, a straggler.
+"""What is wrong with a job that trains: a hang that is only reported, silence, failed saves, a straggler.
 
 The message of an incident stays as it was first written, so that changing numbers cause no further writes.
 """
 
+from dtj_operator.plan.isolation import ISOLATED_AFTER_S, silent_pods
 from dtj_operator.plan.snapshot import Snapshot
 
-HANG, SAVE_FAILED, STRAGGLER = REASONS = ("Hang", "SaveFailed", "Straggler")
-NAMED = 5  # ranks in a sentence
+HANG, SILENT, SAVE_FAILED, STRAGGLER = REASONS = ("Hang", "AgentSilent", "SaveFailed", "Straggler")
+NAMED = 5  # ranks or pods in a sentence
 
 
 def degraded_by(s: Snapshot) -> tuple[str, str] | None:
     """Return (reason, message) for the condition Healthy, or None if all is well."""
-    found = _hang(s) or _save_failure(s) or _straggler(s)
+    found = _hang(s) or _silent(s) or _save_failure(s) or _straggler(s)
     if found is None:
         return None
     reason, who, what = found
@@ -33,6 +34,23 @@ def _hang(s: Snapshot) -> tuple[str, str, str] | None:
         HANG,
         ", ".join([*ranks, *more]) or "the job",
         f"{verb}{why}; not restarted because spec.hang.action is Report",
+    )
+
+
+def _silent(s: Snapshot) -> tuple[str, str, str] | None:
+    """Replicas that replica 0 does not hear, if it is not known which pod is isolated."""
+    began = s.memory.changed_at
+    if began is None or s.now - began < ISOLATED_AFTER_S:  # after a recovery, pods may still be starting
+        return None
+    pods = [pod for _, pod in sorted(silent_pods(s, for_s=ISOLATED_AFTER_S).items())]
+    if not pods:
+        return None
+    named = [f"{pod.name} on node {pod.node}" for pod in pods[:NAMED]]
+    more = [f"{len(pods) - NAMED} more"] if len(pods) > NAMED else []
+    return (
+        SILENT,
+        ", ".join([*named, *more]),
+        "runs, but sends no heartbeats to replica 0; the operator replaces no pod: delete the isolated one",
     )
 
 
