@@ -22,6 +22,7 @@ from dtj_operator.model.memory import RECOVERING, REPLICA, RUNNING
 from dtj_operator.model.names import Key
 from dtj_operator.model.times import soonest
 from dtj_operator.plan.actions import CreatePod, DeleteJob, Verdict
+from dtj_operator.plan.isolation import witnesses
 from dtj_operator.plan.planner import plan, plan_gone
 from dtj_operator.plan.report import pace
 from dtj_operator.plan.report.decisions import decision_line
@@ -210,6 +211,7 @@ class Reconciler:
                 pod.address,
                 ranks=s.job.max_replicas * s.job.processes,
                 has_answered=has_answered,
+                others={each.index: each.address for each in witnesses(s)},
             )
         else:
             self._poller.stop(key)

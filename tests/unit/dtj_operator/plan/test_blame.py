@@ -6,9 +6,10 @@ from dtj_operator.model.agent_status import SilentReplica
 from dtj_operator.model.views import NodeView
 from dtj_operator.plan import blame
 from dtj_operator.plan.actions import Fault, Restart, headline
-from dtj_operator.plan.isolation import isolated_since
+from dtj_operator.plan.isolation import isolated_since, witnesses
 from dtj_operator.plan.planner import plan
 from dtj_operator.plan.policies.restart import restart
+from dtj_operator.plan.snapshot import Silence
 from tests.support.builders import NOW, JobBuilder, Json, PodBuilder, at, job, pod
 
 param = pytest.param
@@ -145,6 +146,8 @@ def test_replica_that_was_silent_before_the_operator_started(given: JobBuilder, 
 
 
 def test_decision_about_a_silent_replica_is_made_again_in_time() -> None:
+    silent = FOUR.seeing(coordinator_silence=Silence(since=NOW - 50)).with_network()
+    assert plan(silent.snapshot()).requeue_at == NOW + 70
     assert plan(after_restart(bound=NOW - 100).with_network().snapshot()).requeue_at == NOW + 20
 
 
@@ -157,6 +160,68 @@ def test_replica_0_is_isolated_before_and_after_the_operator_started(
     pods = (pod(i).running().on(f"n{min(i, 2)}").seen(**RESTARTED) for i in (1, 2, 3))
     given = given.but(*pods)
     assert isolated_since((given.elastic(2, 4) if elastic else given).snapshot()).keys() == isolated
+
+
+FIRST = pod(0).running().on("n0").reachable("10.0.0.1").placed(NOW - 900)
+
+
+def unanswered(*, unheard_s: float | None = 125) -> JobBuilder:
+    """Replica 0's agent does not answer the operator; the others say for how long they have not heard it."""
+    since = None if unheard_s is None else NOW - unheard_s
+    given = alone("n1", "n2", "n2").answering(missing=(), address="10.0.0.1")
+    given = given.was("Running", lastTransitionTime=at(-900))
+    return given.but(FIRST).seeing(coordinator_silence=Silence(since=NOW - 125, unheard_since=since))
+
+
+def test_replica_0_that_nobody_hears_is_isolated() -> None:
+    verdict = restart(unanswered().snapshot())
+
+    assert isinstance(verdict, Restart)
+    assert (verdict.counts, verdict.replaces) == (True, ((0, pod(0).pod.uid),))
+    assert verdict.fault.sentence == (
+        "replica 0 on node n0 is unreachable: neither the operator nor other agents have heard its agent for "
+        "125 s, but the pod is still running"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "isolated"),
+    [
+        param(unanswered(unheard_s=None), set(), id="the others do not say so"),
+        param(unanswered(unheard_s=119), set(), id="not for long"),
+        param(unanswered().recovery(scope="Job"), set(), id="scope Job"),
+        param(unanswered().seeing(nodes=None), set(), id="nodes cannot be read"),
+        param(unanswered().but(FIRST.on("n9")), set(), id="its node is gone"),
+        param(unanswered().but(FIRST.deleting()), set(), id="it is being deleted"),
+        param(unanswered().but(FIRST.exited()), set(), id="its ranks are done"),
+        param(
+            unanswered().but(FIRST.seen(bound=NOW - 124)).was("Running", lastTransitionTime=at(-200)),
+            set(),
+            id="it may have come later",
+        ),
+        param(
+            unanswered(unheard_s=400).but(FIRST.seen(bound=NOW - 124)).seeing(progress=None).elastic(2, 4),
+            {0},
+            id="it was silent before the operator started",
+        ),
+    ],
+)
+def test_replica_0_that_does_not_answer(given: JobBuilder, isolated: set[int]) -> None:
+    assert isolated_since(given.snapshot()).keys() == isolated
+
+
+@pytest.mark.parametrize(
+    ("nodes", "asked"),
+    [
+        param(("n0", "n1", "n1"), {"n1"}, id="on other nodes, once each"),
+        param(("n0", "n0", "n0"), {"n0"}, id="else on the same node"),
+    ],
+)
+def test_agents_that_are_asked_about_replica_0(nodes: tuple[str, ...], asked: set[str]) -> None:
+    others = [joined(i, node).reachable(f"10.0.0.{i}") for i, node in enumerate(nodes, start=1)]
+    found = witnesses(unanswered().but(*others).snapshot())
+    assert [pod.node for pod in found] == list(asked)
+    assert 0 not in {pod.index for pod in found}
 
 
 @pytest.mark.parametrize(

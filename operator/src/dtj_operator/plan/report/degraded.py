@@ -3,7 +3,7 @@
 The message of an incident stays as it was first written, so that changing numbers cause no further writes.
 """
 
-from dtj_operator.plan.isolation import ISOLATED_AFTER_S, silent_pods
+from dtj_operator.plan.isolation import ISOLATED_AFTER_S, silent_pods, unanswering
 from dtj_operator.plan.snapshot import Snapshot
 
 HANG, SILENT, SAVE_FAILED, STRAGGLER = REASONS = ("Hang", "AgentSilent", "SaveFailed", "Straggler")
@@ -38,7 +38,14 @@ def _hang(s: Snapshot) -> tuple[str, str, str] | None:
 
 
 def _silent(s: Snapshot) -> tuple[str, str, str] | None:
-    """Replicas that replica 0 does not hear, if it is not known which pod is isolated."""
+    """Replicas that replica 0 does not hear, or replica 0, if it is not known which pod is isolated."""
+    if (first := unanswering(s)) is not None:
+        return (
+            SILENT,
+            f"{first.name} on node {first.node}",
+            "runs, but its agent does not answer the operator, and no other agent is known to hear it; "
+            "the operator replaces no pod: delete this one if it is cut off or stopped",
+        )
     began = s.memory.changed_at
     if began is None or s.now - began < ISOLATED_AFTER_S:  # after a recovery, pods may still be starting
         return None

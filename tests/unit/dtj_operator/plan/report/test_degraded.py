@@ -5,6 +5,7 @@ import pytest
 from dtj_operator.model.agent_status import Hung, SilentReplica, Straggler
 from dtj_operator.plan.report import pace
 from dtj_operator.plan.report.status import events, new_status
+from dtj_operator.plan.snapshot import Silence
 from tests.support.builders import NOW, JobBuilder, at, job, pod
 
 param = pytest.param
@@ -16,6 +17,11 @@ HANGS = CALM.answering(hang=Hung(ranks=(1,), message="no step for 33 s"))
 CUT_OFF = CALM.was("Running", lastTransitionTime=at(-120)).answering(
     missing=(SilentReplica(replica=1, seconds=125),)
 )
+
+
+def unanswered_for(seconds: float, *, is_heard: bool = False) -> JobBuilder:
+    silence = Silence(since=NOW - seconds, is_heard=is_heard)
+    return CALM.but(pod(0).running().on("worker-1")).seeing(coordinator_silence=silence)
 
 
 def healthy(given: JobBuilder) -> tuple[str, str, str]:
@@ -66,6 +72,13 @@ def healthy(given: JobBuilder) -> tuple[str, str, str]:
             "the operator replaces no pod: delete the isolated one",
             id="a replica is silent, and the operator may not replace it",
         ),
+        param(
+            unanswered_for(120),
+            "AgentSilent",
+            "digits-0 on node worker-1 runs, but its agent does not answer the operator, and no other agent "
+            "is known to hear it; the operator replaces no pod: delete this one if it is cut off or stopped",
+            id="replica 0 does not answer",
+        ),
     ],
 )
 def test_what_is_wrong_while_a_job_trains_is_named(given: JobBuilder, reason: str, message: str) -> None:
@@ -84,6 +97,8 @@ def test_job_without_a_straggler_is_healthy_again() -> None:
     [
         param(CUT_OFF.was("Running", lastTransitionTime=at(-110)), id="the pods may have just started"),
         param(CUT_OFF.answering(missing=(SilentReplica(replica=1, seconds=119),)), id="not for long"),
+        param(unanswered_for(119), id="replica 0 does not answer, but not for long"),
+        param(unanswered_for(500, is_heard=True), id="only the operator does not reach replica 0"),
         param(CUT_OFF.but(pod(1).unschedulable()), id="its pod does not run"),
     ],
 )
