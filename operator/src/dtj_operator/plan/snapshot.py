@@ -95,6 +95,12 @@ class Snapshot(PodsOnNodes):
         return answer if answer is not None and answer.attempt == self.memory.attempt else None
 
     @cached_property
+    def has_answered(self) -> bool:
+        """Whether an agent answered while the job ran, as the status tells also of earlier processes."""
+        is_told = self.job.recovery.scope == "Auto" and self.scope == REPLICA
+        return self.memory.phase == RUNNING and is_told
+
+    @cached_property
     def silent_pods(self) -> dict[str, PodView]:
         silent = {i for i, since in self.silent_since.items() if self.now - since < SILENCE_COUNTS_S}
         first = self.current.get(0)

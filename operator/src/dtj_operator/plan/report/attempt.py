@@ -51,8 +51,16 @@ def _domains(s: Snapshot, pods: list[PodView], phase: str) -> list[str]:
 def _world_size(s: Snapshot, phase: str) -> int:
     """The agents of an elastic job may continue without a replica whose pod still runs."""
     most = (s.size - len(excluded(s))) * s.job.processes
-    reported = s.answer.world_size if s.answer and s.job.elastic and phase == RUNNING else None
+    if s.job.elastic is None or phase != RUNNING:
+        return most
+    reported = s.answer.world_size if s.answer else _known_world_size(s)
     return min(reported, most) if reported else most
+
+
+def _known_world_size(s: Snapshot) -> int | None:
+    """The stored one, until an agent answers this process or all pods of a job without agents run."""
+    may_be_smaller = s.has_answered or not all(s.started(pod) for pod in s.current.values())
+    return s.memory.raw.get("worldSize") if s.memory.phase == RUNNING and may_be_smaller else None
 
 
 def private_of(

@@ -3,6 +3,7 @@
 The message of an incident stays as it was first written, so that changing numbers cause no further writes.
 """
 
+from dtj_operator.model.memory import RUNNING
 from dtj_operator.plan.isolation import ISOLATED_AFTER_S, silent_pods, unanswering
 from dtj_operator.plan.snapshot import Snapshot
 
@@ -13,11 +14,13 @@ NAMED = 5  # ranks or pods in a sentence
 def degraded_by(s: Snapshot) -> tuple[str, str] | None:
     """Return (reason, message) for the condition Healthy, or None if all is well."""
     found = _hang(s) or _silent(s) or _save_failure(s) or _straggler(s)
-    if found is None:
-        return None
-    reason, who, what = found
     known = s.memory.condition("Healthy")
     stored = str(known.get("message", ""))
+    if found is None:
+        # This process has just started to ask: until the agent answers, nothing says that it is over.
+        unasked = s.answer is None and s.memory.phase == RUNNING and known.get("reason") in REASONS
+        return (known["reason"], stored) if unasked else None
+    reason, who, what = found
     same = known.get("reason") == reason and stored.startswith(f"{who} ")
     return reason, stored if same else f"{who} {what}"
 
