@@ -31,6 +31,7 @@ from dtj_operator.plan.policies.cleanup import FAILED_GRACE_S, cleanup
 from dtj_operator.plan.policies.restart import backoff_until, restart, within_window
 from dtj_operator.plan.policies.scope import use_replica_scope
 from dtj_operator.plan.policies.suspend import suspend
+from dtj_operator.plan.policies.ungroup import ungroup
 from dtj_operator.plan.snapshot import Gone, Snapshot
 from dtj_operator.plan.unsupported import unsupported
 
@@ -50,6 +51,7 @@ POLICIES = (  # the first verdict wins
     use_replica_scope,
     restart,
     avoid.allow_nodes,
+    ungroup,
     size.resize,
 )
 REMOTE_POLICIES = (bad_spec, suspend)  # of a job without pods in this cluster

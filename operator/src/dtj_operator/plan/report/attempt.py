@@ -8,7 +8,7 @@ from dtj_operator.model.memory import FINAL, JOB, REPLICA, RUNNING, Restarts
 from dtj_operator.model.private import Private
 from dtj_operator.model.views import PodView
 from dtj_operator.plan.actions import (
-    AllowNodes,
+    Recreate,
     Resize,
     Restart,
     Resume,
@@ -91,7 +91,7 @@ def remaining(s: Snapshot, verdict: Verdict | None) -> tuple[PodView, ...]:
     """Pods of the attempt that remain after the verdict."""
     if ends_attempt(verdict):
         return ()
-    gone = dict(verdict.replaces or ()) if isinstance(verdict, Restart | AllowNodes) else {}
+    gone = dict(verdict.replaces or ()) if isinstance(verdict, Restart | Recreate) else {}
     return tuple(pod for index, pod in s.current.items() if index not in gone)
 
 
@@ -132,6 +132,6 @@ def _replacing(s: Snapshot, verdict: Verdict | None) -> dict[int, str]:
     if ends_attempt(verdict):
         return {}
     named = {i: uid for i, uid in s.memory.replacing.items() if i < s.size and i not in s.current}
-    if isinstance(verdict, Restart | AllowNodes):
+    if isinstance(verdict, Restart | Recreate):
         named |= dict(verdict.replaces or ())
     return dict(sorted(named.items()))

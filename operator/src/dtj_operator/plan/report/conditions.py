@@ -81,7 +81,7 @@ def obstacle(s: Snapshot) -> Refusal | None:
         if unknown is not None:
             return unknown
     gang = waits_for(s)
-    if gang and any(not pod.node for pod in s.current.values()):
+    if gang:
         return _blocked("Unschedulable", f"the job's pods are scheduled only together: {gang}{_of_a_pod(s)}")
     left = unreleased(s)
     if left:
