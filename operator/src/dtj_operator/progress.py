@@ -18,7 +18,7 @@ from dtj_operator.engine.turns import Turns
 from dtj_operator.model import agent_status, names
 from dtj_operator.model.agent_status import Progress, Unheard
 from dtj_operator.model.names import Key
-from dtj_operator.plan.isolation import ISOLATED_AFTER_S
+from dtj_operator.plan import isolation
 from dtj_operator.plan.snapshot import SILENCE_COUNTS_S, Silence
 
 POLLS_IN_FLIGHT = 128  # many, because a zone full of agents that do not answer must not delay the others
@@ -70,7 +70,7 @@ class _Followed:
         """Note what other agents say about replica 0's; one that is stopped itself repeats what it said."""
         new = {i: each for i, each in said.items() if (old := self.said.get(i)) and old.at != each.at}
         self.said = said
-        silent_s = [each.seconds for each in new.values() if each.seconds >= ISOLATED_AFTER_S]
+        silent_s = [each.seconds for each in new.values() if each.seconds >= isolation.ISOLATED_AFTER_S]
         self.is_heard = any(each.seconds < HEARD_S for each in new.values())
         agree = not self.is_heard and 2 * len(silent_s) > len(self.others)
         self.unheard_since = now - min(silent_s) if agree else None
@@ -210,7 +210,7 @@ class Poller:
             self._clear_reported(key)
 
     def _note_answered(self, key: Key, followed: _Followed) -> None:
-        if followed.is_silent_for(ISOLATED_AFTER_S, _now()):
+        if followed.is_silent_for(isolation.ISOLATED_AFTER_S, _now()):
             self._on_news(key)
         followed.forget_silence()
         followed.unanswered, followed.answered_at = 0, _now()
@@ -275,7 +275,7 @@ def _intervals(followed: _Followed, progress: Progress | None, now: float) -> fl
 def _urgent(progress: Progress) -> tuple[object, ...]:
     """What decides about the next fault, and what is wrong while the job trains: a change is news at once."""
     slow, hang = progress.slowest, progress.hang
-    silent = [(each.replica, each.seconds >= ISOLATED_AFTER_S) for each in progress.silent_replicas]
+    silent = [(each.replica, each.seconds >= isolation.ISOLATED_AFTER_S) for each in progress.silent_replicas]
     wrong = slow and slow.rank, hang and hang.ranks, bool(progress.save_failure)
     return progress.rejoin, progress.in_place, wrong, silent
 

@@ -30,7 +30,7 @@ def isolated_since(s: Snapshot) -> dict[int, float]:
 
 
 def _first_unheard_since(s: Snapshot) -> float | None:
-    """Since when nobody hears the agent of replica 0, if that is long ago."""
+    """Since when neither this operator nor other agents hear replica 0's, if that is long ago."""
     silence, pod = s.coordinator_silence, s.current.get(0)
     since = silence.unheard_since if silence is not None else None
     if silence is None or since is None or pod is None or not _is_up(s, pod):
@@ -109,6 +109,6 @@ def _ran_before(s: Snapshot, pod: PodView, moment: float) -> bool:
         return False
     if s.wall(bound) < moment:
         return True
-    all_ran = s.job.elastic is None or pod.index == 0
-    ran = s.memory.phase == RUNNING and all_ran and began is not None
-    return ran and began + ISOLATED_AFTER_S < moment and s.monotonic - bound >= ISOLATED_AFTER_S
+    if s.memory.phase != RUNNING or began is None or (s.job.elastic is not None and pod.index != 0):
+        return False
+    return began + ISOLATED_AFTER_S < moment and s.monotonic - bound >= ISOLATED_AFTER_S

@@ -173,7 +173,7 @@ def unanswered(*, unheard_s: float | None = 125) -> JobBuilder:
     return given.but(FIRST).seeing(coordinator_silence=Silence(since=NOW - 125, unheard_since=since))
 
 
-def test_replica_0_that_nobody_hears_is_isolated() -> None:
+def test_replica_0_that_no_agent_hears_is_isolated() -> None:
     verdict = restart(unanswered().snapshot())
 
     assert isinstance(verdict, Restart)
