@@ -27,7 +27,7 @@ CONNECT_TIMEOUT_S = 1.0
 LARGEST_ANSWER = 256 * 1024  # bytes; the agent's document has at most 1,000 ranks
 SLOW = 6  # after this many unanswered polls in a row, poll this many times less often
 FAST = 0.5  # of the usual interval, while a node may be lost
-STOPPED_S = 20.0  # an answer that did not change for so long is none: the agent renews it every second
+STOPPED_S = 20.0  # an answer that did not change for so long is none: the agent renews it 4 times a second
 ASK_OTHERS_AFTER_S = 90.0  # of silence, so that after ISOLATED_AFTER_S it is known what the others hear
 HEARD_S = 60.0  # an agent that heard replica 0's within this time still hears it
 SILENT_AFTER = 2  # unanswered polls in a row of an agent that answered before; a single poll may get lost
@@ -66,13 +66,16 @@ class _Followed:
             self.marked, self.marked_at = mark, now
         return mark is not None and now - self.marked_at >= STOPPED_S
 
-    def hear(self, said: Mapping[int, Unheard], now: float) -> None:
-        """Note what other agents say about replica 0's; one that is stopped itself repeats what it said."""
+    def hear(self, said: Mapping[int, Unheard], *, asked: int, now: float) -> None:
+        """Note what other agents say about replica 0's; one that is stopped itself repeats what it said.
+
+        asked  how many were asked
+        """
         new = {i: each for i, each in said.items() if (old := self.said.get(i)) and old.at != each.at}
         self.said = said
         silent_s = [each.seconds for each in new.values() if each.seconds >= isolation.ISOLATED_AFTER_S]
         self.is_heard = any(each.seconds < HEARD_S for each in new.values())
-        agree = not self.is_heard and 2 * len(silent_s) > len(self.others)
+        agree = not self.is_heard and 2 * len(silent_s) > asked
         self.unheard_since = now - min(silent_s) if agree else None
 
     def forget_silence(self) -> None:
@@ -224,7 +227,8 @@ class Poller:
         answers = await asyncio.gather(
             *(self._unheard(key, followed, index, address) for index, address in asked.items())
         )
-        followed.hear({i: a for i, a in zip(asked, answers, strict=True) if a is not None}, _now())
+        said = {i: answer for i, answer in zip(asked, answers, strict=True) if answer is not None}
+        followed.hear(said, asked=len(asked), now=_now())
         if known != (followed.unheard_since is None, followed.is_heard):
             self._on_news(key)
 

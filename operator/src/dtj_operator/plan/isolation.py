@@ -33,7 +33,7 @@ def _first_unheard_since(s: Snapshot) -> float | None:
     """Since when neither this operator nor other agents hear replica 0's, if that is long ago."""
     silence, pod = s.coordinator_silence, s.current.get(0)
     since = silence.unheard_since if silence is not None else None
-    if silence is None or since is None or pod is None or not _is_up(s, pod):
+    if silence is None or since is None or pod is None or pod.deleting or not _is_up(s, pod):
         return None
     is_long = s.now - max(since, silence.since) >= ISOLATED_AFTER_S
     return since if is_long and _is_on_ready_node(s, pod) and _ran_before(s, pod, since) else None
@@ -44,7 +44,7 @@ def unanswering(s: Snapshot) -> PodView | None:
     silence, pod = s.coordinator_silence, s.current.get(0)
     if silence is None or silence.is_heard or s.now - silence.since < ISOLATED_AFTER_S:
         return None
-    return pod if pod is not None and _is_up(s, pod) else None
+    return pod if pod is not None and _is_up(s, pod) and not pod.deleting else None
 
 
 def witnesses(s: Snapshot) -> list[PodView]:
@@ -59,7 +59,7 @@ def silent_pods(s: Snapshot, *, for_s: float = 0.0) -> dict[int, PodView]:
     """Pods that run and that replica 0 had no heartbeats from for so long, by index."""
     at = s.answer.observed_at if s.answer else s.now
     pods = {i: s.current[i] for i, since in s.silent_since.items() if i in s.current and at - since >= for_s}
-    return {i: pod for i, pod in pods.items() if _is_up(s, pod)}
+    return {i: pod for i, pod in pods.items() if _is_up(s, pod) and not pod.deleting}
 
 
 def requeue_at(s: Snapshot) -> float | None:
@@ -89,7 +89,8 @@ def _unheard(s: Snapshot, silent: dict[int, PodView], known: dict[int, float]) -
 
 
 def _is_up(s: Snapshot, pod: PodView) -> bool:
-    return pod.phase == "Running" and not pod.deleting and not s.failed(pod) and not s.succeeded(pod)
+    """Whether its agent may send heartbeats."""
+    return pod.phase == "Running" and not s.failed(pod) and not s.succeeded(pod)
 
 
 def _is_on_ready_node(s: Snapshot, pod: PodView) -> bool:
