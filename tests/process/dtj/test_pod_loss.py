@@ -101,6 +101,29 @@ def test_lost_pod_is_reported_until_its_replacement_has_joined(start: Start, tmp
     assert [pod.wait().code for pod in pods] == [0, 0]
 
 
+def test_stopped_agent_of_replica_0_repeats_its_answer_and_the_other_says_that_it_is_unheard(
+    start: Start, tmp_path: Path
+) -> None:
+    """From both together the operator concludes that the pod has to be replaced."""
+    job = Pods(start, tmp_path, replicas=2, HOLD_AT=5)
+    pods = [job.run(index) for index in range(2)]
+    wait_for((tmp_path / "at-5").exists, "step 5")
+    assert job.status()["unheardSeconds"] is None, "it does not wait for itself"
+    wait_for(lambda: job.status(1).get("unheardSeconds", 9) < 2, "replica 1 to hear replica 0")
+
+    pods[0].signal(signal.SIGSTOP)
+    wait_for(lambda: job.status(1)["unheardSeconds"] > 3, "the silence to be reported")
+    last, unheard_s = job.status()["at"], job.status(1)["unheardSeconds"]
+    wait_for(lambda: job.status(1)["unheardSeconds"] > unheard_s, "time to pass")
+    assert job.status()["at"] == last
+
+    pods[0].signal(signal.SIGCONT)
+    wait_for(lambda: job.status()["at"] != last, "a new answer")
+    wait_for(lambda: job.status(1)["unheardSeconds"] < 2, "replica 1 to hear replica 0 again")
+    (tmp_path / "go-5").touch()
+    assert [pod.wait().code for pod in pods] == [0, 0]
+
+
 def test_all_pods_lost_one_after_the_other(
     start: Start, unbroken: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -94,6 +94,7 @@ class _Answer(Reported, frozen=True, kw_only=True):
     hang: Hung | None = None
     save_failure: _Text | None = None  # why no checkpoint can be written, while that lasts
     missing: Annotated[tuple[SilentReplica, ...], _LISTED] | None = None
+    at: _Word | None = None  # changes with every answer of an agent that is not stopped
 
     @property
     def in_place(self) -> int:
@@ -105,6 +106,24 @@ class _Answer(Reported, frozen=True, kw_only=True):
         return self.missing or ()
 
 
+class _OtherAnswer(_Reported, frozen=True, kw_only=True):
+    """What an agent other than replica 0's says about replica 0's."""
+
+    job: _Name | None = None
+    job_uid: _Name | None = None
+    replica: int | None = None
+    attempt: int
+    at: _Word
+    unheard_s: _Seconds = msgspec.field(name="unheardSeconds")
+
+
+class Unheard(msgspec.Struct, frozen=True):
+    """For how long an agent has not heard from replica 0's, as it said at this moment of its own clock."""
+
+    at: str
+    seconds: float
+
+
 class Progress(_Answer, frozen=True, kw_only=True):
     """The last answer of replica 0's agent."""
 
@@ -113,6 +132,7 @@ class Progress(_Answer, frozen=True, kw_only=True):
 
 
 _decode = msgspec.json.Decoder(_Answer).decode
+_decode_other = msgspec.json.Decoder(_OtherAnswer).decode
 
 
 def parse(raw: bytes, key: Key, uid: str, observed_at: float, address: str, *, ranks: int) -> Progress:
@@ -136,3 +156,11 @@ def parse(raw: bytes, key: Key, uid: str, observed_at: float, address: str, *, r
     if answer.eta_s is not None and not 0 <= answer.eta_s <= 10 * 365 * 86_400:
         fields["eta_s"] = None  # more than ten years may not fit into a date
     return Progress(**fields, observed_at=observed_at, address=address)
+
+
+def parse_other(raw: bytes, key: Key, uid: str, attempt: int, replica: int) -> Unheard:
+    """Parse an answer of another replica, like `parse`; invalid if its agent is too old to say it."""
+    answer = _decode_other(raw)
+    if (answer.job, answer.job_uid, answer.attempt, answer.replica) != (key.name, uid, attempt, replica):
+        raise msgspec.ValidationError(f"the agent does not belong to replica {replica} of {key}")
+    return Unheard(answer.at, answer.unheard_s)

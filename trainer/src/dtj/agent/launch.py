@@ -320,7 +320,8 @@ class _Agent:
 
     def _publish(self) -> None:
         facts = self._coordinator.facts() if self._coordinator else None
-        self._page.show(self._status.document(datetime.now(UTC), job=facts))
+        unheard_s = None if facts else round(self._client.unheard_s(time.monotonic()), 1)
+        self._page.show(self._status.document(datetime.now(UTC), job=facts, unheard_s=unheard_s))
 
     def _finish(self) -> int:
         endings = self._supervisor.endings()

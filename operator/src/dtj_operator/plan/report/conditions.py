@@ -81,7 +81,7 @@ def obstacle(s: Snapshot) -> Refusal | None:
         if unknown is not None:
             return unknown
     gang = waits_for(s)
-    if gang and any(not pod.node for pod in s.current.values()):
+    if gang:
         return _blocked("Unschedulable", f"the job's pods are scheduled only together: {gang}{_of_a_pod(s)}")
     left = unreleased(s)
     if left:
@@ -199,7 +199,8 @@ def _healthy(s: Snapshot, verdict: Verdict | None, phase: str) -> Found | None:
         wrong = degraded_by(s)
         if wrong is not None:
             return "Healthy", False, wrong[0], wrong[1]
-        present, desired = len(participating(s).keys() | s.memory.done), s.job.replicas
+        started = {index for index, pod in participating(s).items() if s.started(pod)}
+        present, desired = len(started | s.memory.done), s.job.replicas
         if present < desired:
             absent = f"waiting for {desired - present}"
             message = f"{present} of {desired} replicas are running or finished; {absent}"
