@@ -1,5 +1,7 @@
 """The size of an elastic job's next generation, and when it changes; test_elastic.py uses real pods."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -67,6 +69,28 @@ def test_elastic_job_waits_for_an_evicted_pod_in_its_middle() -> None:
     found.leave("pod-1", NOW)
     assert found.tick(NOW + RESIZE_DELAY_S) == []
     assert found.join(hello(1, "again"), NOW + 5) == [Form(2, frozenset(), 3)]
+
+
+def test_elastic_job_waits_for_a_pod_that_leaves_after_its_ranks_stopped_with_another_pod() -> None:
+    """Node after node is drained: the ranks of the second one have saved, and are not done."""
+    found = elastic(replicas=4, here=4)
+    found.stop("pod-1", NOW)
+    for rank in (0, 2, 3, 1):
+        found.ended(end(rank, 75), 1, NOW)
+    found.leave("pod-1", NOW)
+    found.stop("pod-2", NOW + 5)
+    found.leave("pod-2", NOW + 5)
+    assert found.missing == [1, 2]
+    assert found.join(hello(1, "again"), NOW + 10) == []
+    assert found.join(hello(2, "again"), NOW + 11) == [Form(2, frozenset(), 4)]
+
+
+def test_agreed_stop_is_not_the_end_of_the_replicas_that_decide() -> None:
+    found = elastic(replicas=3, here=3)
+    found.job = replace(found.job, deciding=frozenset({0}))
+    found.stop("pod-2", NOW)
+    assert [found.ended(end(rank, 75), 1, NOW) for rank in (0, 1, 2)] == [[], [], []]
+    assert found.tick(NOW + RESIZE_DELAY_S) == [Form(2, frozenset(), 2)]
 
 
 def test_elastic_job_shrinks_if_a_lost_replica_does_not_come_back() -> None:

@@ -78,7 +78,7 @@ class Membership:
     _healable: set[int] = field(default_factory=set)
     _ready: set[int] = field(default_factory=set)
     _kept: frozenset[int] = frozenset()
-    _done: dict[int, Ending] = field(default_factory=dict)
+    _done: dict[int, Ending] = field(default_factory=dict)  # without a failure: with code 0, or stopped
     _gone: set[int] = field(default_factory=set)
     _replaced: set[str] = field(default_factory=set)
     _restarts: dict[int, int] = field(default_factory=dict)  # replica -> of its newest pod, see Hello
@@ -298,7 +298,12 @@ class Membership:
     def _has_succeeded(self) -> bool:
         """Whether the replicas that decide are done, if only some do: the others are irrelevant then."""
         deciding = self.job.deciding
-        return deciding is not None and all(self._done.keys() >= set(self.job.ranks_of(i)) for i in deciding)
+        return deciding is not None and all(self._is_done(replica) for replica in deciding)
+
+    def _is_done(self, replica: int) -> bool:
+        """Whether all its ranks ended with code 0; those that left at an agreed stop are not done."""
+        endings = [self._done.get(rank) for rank in self.job.ranks_of(replica)]
+        return all(ending is not None and ending.code == contract.EXIT_DONE for ending in endings)
 
     def _leaves(self, ending: Ending) -> bool:
         """Whether the rank has ended, unfinished, because a pod was asked to terminate."""
@@ -318,7 +323,7 @@ class Membership:
 
     def _leaves_done(self, replica: int) -> bool:
         """Whether it was asked to terminate when all its ranks were done: then its pod is not replaced."""
-        return replica in self.stopping and self._done.keys() >= set(self.job.ranks_of(replica))
+        return replica in self.stopping and self._is_done(replica)
 
     def _miss(self, now: float) -> list[Action]:
         """If a rank ended without joining, those that are ready have lost it: they would wait for ever."""
