@@ -9,7 +9,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dtj.agent.coordinator.membership import CAUSE_WAIT_S, Membership
 from dtj.agent.coordinator.sizing import RESIZE_DELAY_S, SHRINK_DELAY_S, size
-from dtj.agent.wire.protocol import Action, CoordinatorState, End, Form, Job, Limits, Refuse, RestartBudget
+from dtj.agent.wire.protocol import (
+    Action,
+    CoordinatorState,
+    End,
+    Form,
+    Job,
+    Limits,
+    RankState,
+    Refuse,
+    RestartBudget,
+)
 from tests.unit.dtj.test_membership import NOW, end, hello
 
 
@@ -141,6 +151,16 @@ def test_new_coordinator_learns_the_size_from_the_others(wished: int, remembered
     for replica in (1, 0):
         actions = found.join(hello(replica, state=CoordinatorState(generation=5, replicas=remembered)), NOW)
     assert actions == [Form(6, frozenset(), 2)]
+
+
+@pytest.mark.parametrize(("remembered", "kept"), [(3, {1, 2}), (4, set())], ids=["same size", "scaled down"])
+def test_new_coordinator_keeps_no_rank_of_another_size(remembered: int, kept: set[int]) -> None:
+    found = elastic(replicas=3, here=1)
+    state = CoordinatorState(generation=5, replicas=remembered)
+    for replica in (1, 2):
+        rank = RankState(generation=5, holds=True, is_ready=True)
+        actions = found.join(hello(replica, ranks={replica: rank}, state=state), NOW)
+    assert actions == [Form(6, frozenset(kept), 3)]
 
 
 def test_elastic_job_without_a_checkpoint_folder_waits_before_it_shrinks() -> None:

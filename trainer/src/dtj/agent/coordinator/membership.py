@@ -512,7 +512,6 @@ class Membership:
         is_running = self.is_formed
         self.job = replace(self.job, replicas=found)
         self._shrink_at = None
-        self._healable = set()
         self._end_generation()
         return self._form(gracefully=is_running)
 
@@ -544,8 +543,10 @@ class Membership:
         is_short = len(self.agents) < self.job.replicas or self.missing  # the count alone is cheap
         if is_short or self.is_formed or self.is_over or self._backoff_ends is not None:
             return []
-        # A rank that is done cannot hand over its state: then all ranks restart from the newest checkpoint.
-        self._kept = frozenset() if self._done else frozenset(self._healable)
+        # A rank that is done cannot hand over its state, and none can keep it in a world of another size:
+        # then all ranks restart from the newest checkpoint.
+        is_resized = self.state.replicas not in (None, self.job.replicas)
+        self._kept = frozenset() if self._done or is_resized else frozenset(self._healable)
         self._healable = set(self._kept)
         self._ready, self._done, self._gone, self._first_step = set(), {}, set(), None
         self._failing, self._waited_for_verdict, self._is_unformed = {}, False, False
