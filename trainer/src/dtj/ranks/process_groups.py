@@ -55,6 +55,7 @@ class ProcessGroups:
     in_place: bool
 
     def __post_init__(self) -> None:
+        self._pid = os.getpid()
         self.control: dist.ProcessGroup | None = None
         self.is_healing = False
         self._control_pipe: control_pipe.ControlPipe | None = None
@@ -97,6 +98,8 @@ class ProcessGroups:
 
     def close(self) -> None:
         """Leave all groups; errors are ignored, as the groups are not used again."""
+        if os.getpid() != self._pid:  # a process that the program forked shares the connections of the rank
+            return
         self._break()
         self.control = None
         if dist.is_initialized():

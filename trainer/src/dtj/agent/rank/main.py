@@ -30,6 +30,8 @@ from dtj.telemetry.heartbeat import SharedHeartbeat
 
 Program = Callable[[], None]
 
+_pid: int | None = None  # of the rank; a process that its program forks is another one
+
 _INTERRUPTED = contract.EXIT_SIGNAL + signal.SIGINT
 
 # What calls the user's code: its frames are left out of tracebacks.
@@ -62,7 +64,8 @@ def become(program: Program, env: Mapping[str, str], *, threads: int, wiring: Wi
         heap.keep_for_next_step(os.environ)
         _prepare_torch(threads)
         code = _run(program)
-        heartbeat.mine.leave(is_done=code == contract.EXIT_DONE)
+        if _is_rank():
+            heartbeat.mine.leave(is_done=code == contract.EXIT_DONE)
         process_end.run_exit_functions()
         if code != contract.EXIT_PEER_LOST:  # else an object may wait for that peer
             process_end.let_go(sys.modules["__main__"])
@@ -75,6 +78,8 @@ def become(program: Program, env: Mapping[str, str], *, threads: int, wiring: Wi
 
 
 def _set_up_process(env: Mapping[str, str], wiring: Wiring) -> None:
+    global _pid  # noqa: PLW0603 - a process is one rank
+    _pid = os.getpid()
     detach(wiring.agent)
     os.dup2(wiring.stdout, 1)
     os.dup2(wiring.stderr, 2)
@@ -120,6 +125,11 @@ def _prepare_torch(threads: int) -> None:
             os.environ.setdefault("ACCELERATE_USE_CPU", "true")
 
 
+def _is_rank() -> bool:
+    """Whether this is the rank, and not a process that its program forked, which may also end here."""
+    return _pid in (None, os.getpid())
+
+
 def _run(program: Program) -> int:
     """Run the program and return its exit code; print and report a failure once."""
     uncaught = UncaughtErrors()
@@ -139,7 +149,7 @@ def _run(program: Program) -> int:
     except DtjError as error:
         # Printed by the agent, once for all ranks.
         _report(str(error), code=error.exit_code, reason=error.reason, is_for_people=True)
-        uncaught.hand_over(error, is_shown=False)
+        uncaught.hand_over(error, is_shown=not _is_rank())
         return error.exit_code
     except BaseException as error:  # noqa: BLE001 - the user's program may raise anything
         is_interrupt = isinstance(error, KeyboardInterrupt)
@@ -196,6 +206,8 @@ def _is_ours(filename: str) -> bool:
 
 
 def _report(message: str, *, code: int, reason: str, is_for_people: bool = False) -> None:
+    if not _is_rank():
+        return
     fields: dict[str, Any] = {
         "message": message.strip(),
         "reason": reason,
