@@ -114,6 +114,36 @@ def test_elastic_job_shrinks_if_a_lost_replica_does_not_come_back() -> None:
     assert found.tick(NOW + 100 + RESIZE_DELAY_S) == [Form(3, frozenset(), 3, gracefully=True)]
 
 
+@pytest.mark.parametrize("other", [2, 4], ids=["that takes part", "that is not needed"])
+def test_replica_that_comes_and_goes_does_not_postpone_that_the_job_shrinks(other: int) -> None:
+    found = elastic(replicas=4, here=4, most=5)
+    found.leave("pod-3", NOW)
+    for second in range(0, 60, 20):
+        found.leave(found.agents.get(other, ""), NOW + second)
+        found.join(hello(other, f"pod-{other}-{second}"), NOW + second + 10)
+        assert found.tick(NOW + second + 10 + RESIZE_DELAY_S) == []
+    assert found.tick(NOW + SHRINK_DELAY_S) == [Form(2, frozenset(), 3)]
+
+
+def test_starting_job_waits_for_the_next_replica_as_long_as_pods_are_coming() -> None:
+    """It could not grow later without a checkpoint folder."""
+    found = elastic(replicas=4, here=0, saves=False)
+    for replica in range(3):
+        assert found.join(hello(replica), NOW + 50 * replica) == []
+        assert found.tick(NOW + 50 * replica + SHRINK_DELAY_S - 1) == []
+    assert found.join(hello(3), NOW + 150) == [Form(1, frozenset(), 4)]
+
+
+def test_replicas_that_come_back_together_count_as_one_change() -> None:
+    found = elastic(replicas=4, here=4)
+    found.leave("pod-3", NOW)
+    found.leave("pod-2", NOW + 30)
+    assert found.tick(NOW + SHRINK_DELAY_S) == []
+    assert found.join(hello(2, "again"), NOW + 80) == []
+    assert found.tick(NOW + 81) == []
+    assert found.join(hello(3, "again"), NOW + 81) == [Form(2, frozenset({0, 1}), 4)]
+
+
 def test_replica_that_an_elastic_job_continues_without_is_missing_unless_it_was_asked_to_go() -> None:
     """The operator replaces it, if its pod still runs; else the job would stay small for ever."""
     found = elastic(replicas=4, here=4)

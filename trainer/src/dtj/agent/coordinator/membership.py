@@ -101,6 +101,7 @@ class Membership:
     _left_done: set[int] = field(default_factory=set)  # likewise, once all their ranks were done
     _resize_at: float | None = None
     _shrink_at: float | None = None
+    _missing_since: dict[int, float] = field(default_factory=dict)  # in an elastic job
     _backoff_ends: float | None = None  # no generation is formed before
     _lost_at: dict[int, float] = field(default_factory=dict)  # replicas that took part and are missing now
 
@@ -413,6 +414,8 @@ class Membership:
         return self._form()
 
     def _admit(self, hello: Hello) -> None:
+        if hello.replica not in self._restarts and hello.replica < self.job.replicas:
+            self._missing_since.clear()  # the job is starting: the others get as long again
         self.agents[hello.replica] = hello.incarnation
         self._restarts[hello.replica] = hello.restarts
         self._machines[hello.replica] = hello.keeper.machine if hello.keeper else ""
@@ -487,7 +490,10 @@ class Membership:
     def _schedule_resize(self, now: float) -> None:
         if self.job.limits:
             self._resize_at = now + RESIZE_DELAY_S
-            self._shrink_at = now + SHRINK_DELAY_S if self.missing else None
+            # What other replicas do must not postpone it, but some may come back together.
+            self._missing_since = {i: self._missing_since.get(i, now) for i in self.missing}
+            last = max(self._missing_since.values(), default=None)
+            self._shrink_at = None if last is None else max(last + SHRINK_DELAY_S, self._resize_at)
 
     def _resize(self, now: float) -> list[Action]:
         waits_for_lost = self._shrink_at is None or now < self._shrink_at
