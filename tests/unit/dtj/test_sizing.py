@@ -14,6 +14,7 @@ from dtj.agent.wire.protocol import (
     CoordinatorState,
     End,
     Form,
+    Go,
     Job,
     Limits,
     RankState,
@@ -191,6 +192,31 @@ def test_new_coordinator_keeps_no_rank_of_another_size(remembered: int, kept: se
         rank = RankState(generation=5, holds=True, is_ready=True)
         actions = found.join(hello(replica, ranks={replica: rank}, state=state), NOW)
     assert actions == [Form(6, frozenset(kept), 3)]
+
+
+def late_survivors(*, saves: bool) -> Membership:
+    """Replica 0 was replaced and began alone, because the others could not reach it for a minute."""
+    found = elastic(replicas=3, here=1, saves=saves)
+    assert found.tick(NOW + SHRINK_DELAY_S) == [Form(1, frozenset(), 1)]
+    assert found.ready(0, 1, NOW + 61) == [Go(1)]
+    state = CoordinatorState(generation=5, replicas=3)
+    for replica in (1, 2):
+        rank = RankState(generation=5, holds=True, is_ready=True)
+        assert found.join(hello(replica, ranks={replica: rank}, state=state), NOW + 70) == []
+    return found
+
+
+def test_survivors_that_come_too_late_join_a_job_that_can_grow() -> None:
+    found = late_survivors(saves=True)
+    assert found.tick(NOW + 70 + RESIZE_DELAY_S) == [Form(6, frozenset(), 3, gracefully=True)]
+
+
+def test_survivors_that_come_too_late_wait_beside_a_job_that_cannot_grow() -> None:
+    found = late_survivors(saves=False)
+    assert found.tick(NOW + 70 + RESIZE_DELAY_S) == []
+    found.budget = RestartBudget(restarts=1)
+    assert found.ended(end(0, 137), 1, NOW + 80) == [Form(6, frozenset(), 1)], "it gets no state from them"
+    assert found.ended(end(0, 0), 6, NOW + 90) == [End(None)]
 
 
 def test_elastic_job_without_a_checkpoint_folder_waits_before_it_shrinks() -> None:

@@ -76,6 +76,7 @@ class Membership:
     stopping: set[int] = field(default_factory=set)  # replicas whose pod was asked to terminate
     cannot_save: bool = False  # rank 0 failed to write to the checkpoint folder when it last tried
     _healable: set[int] = field(default_factory=set)
+    _newest: int = 0  # generation that any rank is or was of; the next one has a higher number
     _ready: set[int] = field(default_factory=set)
     _kept: frozenset[int] = frozenset()
     _done: dict[int, Ending] = field(default_factory=dict)  # without a failure: with code 0, or stopped
@@ -165,22 +166,29 @@ class Membership:
         self._left.discard(hello.replica)
         self._admit(hello)
         if hello.state.generation > self.state.generation:
-            # Our in_place comes from the operator, and covers agents that are gone; theirs is what they saw.
-            healed = max(self.state.in_place, hello.state.in_place)
-            self._spent_at += [now] * (healed - self.state.in_place)
-            row = max(self.state.without_progress, hello.state.without_progress)
-            steps = (self.state.best_step, hello.state.best_step)
-            best = max((step for step in steps if step is not None), default=None)
-            self.state = replace(hello.state, in_place=healed, without_progress=row, best_step=best)
-            if self.job.limits and hello.state.replicas:
-                self.job = replace(self.job, replicas=min(self.job.replicas, hello.state.replicas))
-            for replica in self.missing:  # all of these were part of that generation
-                self._lost_at.setdefault(replica, now)
+            self._take_over(hello.state, now)
         elif hello.state.generation == 0:  # a new pod; the operator may have counted the loss of the old one
             row = max(self.state.without_progress, hello.state.without_progress)
             self.state = replace(self.state, without_progress=row)
         self._schedule_resize(now)
         return actions + self._form()
+
+    def _take_over(self, theirs: CoordinatorState, now: float) -> None:
+        """What an agent remembers of an earlier coordinator."""
+        # Our in_place comes from the operator, and covers agents that are gone; theirs is what they saw.
+        healed = max(self.state.in_place, theirs.in_place)
+        self._spent_at += [now] * (healed - self.state.in_place)
+        row = max(self.state.without_progress, theirs.without_progress)
+        steps = (self.state.best_step, theirs.best_step)
+        best = max((step for step in steps if step is not None), default=None)
+        known, ours = replace(theirs, in_place=healed, without_progress=row, best_step=best), self.state
+        if self.is_formed:  # it came too late to be part of this generation, which continues
+            known = replace(known, generation=ours.generation, replicas=ours.replicas, shift=ours.shift)
+        elif self.job.limits and theirs.replicas:
+            self.job = replace(self.job, replicas=min(self.job.replicas, theirs.replicas))
+        self.state = known
+        for replica in self.missing:  # all of these were part of that generation
+            self._lost_at.setdefault(replica, now)
 
     def leave(self, incarnation: str, now: float, *, silent: bool = False) -> list[Action]:
         """An agent's connection is gone; its ranks may be alive.
@@ -423,6 +431,8 @@ class Membership:
         self._left_done.discard(hello.replica)
         if hello.is_stopping:
             self.stopping.add(hello.replica)
+        theirs = [known.generation for known in hello.ranks.values()]
+        self._newest = max(self._newest, hello.state.generation, *theirs)
         ranks = set(self.job.ranks_of(hello.replica))
         self._healable = (self._healable - ranks) | (hello.healable & ranks)
 
@@ -552,14 +562,15 @@ class Membership:
         # A rank that is done cannot hand over its state, and none can keep it in a world of another size:
         # then all ranks restart from the newest checkpoint.
         is_resized = self.state.replicas not in (None, self.job.replicas)
-        self._kept = frozenset() if self._done or is_resized else frozenset(self._healable)
+        holding = frozenset(rank for rank in self._healable if rank in self.job.ranks)
+        self._kept = frozenset() if self._done or is_resized else holding
         self._healable = set(self._kept)
         self._ready, self._done, self._gone, self._first_step = set(), {}, set(), None
         self._failing, self._waited_for_verdict, self._is_unformed = {}, False, False
         shift, replicas = self.state.shift, self.job.replicas
         if self.state.replicas != replicas:  # else the buddies have what a new pod needs
             shift = choose_shift(self._machines, replicas)
-        generation = self.state.generation + 1
+        generation = max(self.state.generation, self._newest) + 1
         self.state = replace(self.state, generation=generation, replicas=replicas, shift=shift)
         self._shrink_at = None
         self.is_formed = True
