@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 
 from dtj import contract
-from dtj.errors import Stopped, is_peer_loss
+from dtj.errors import is_peer_loss
 from dtj.ranks import control_pipe, exchange, gloo_sockets, waits
-from dtj.ranks.stop import StopFlag
+from dtj.ranks.stop import StopFlag, leave
 from dtj.ranks.world import RENDEZVOUS_TIMEOUT, World, open_group
 from dtj.telemetry import heartbeat, report_pipe
 
@@ -198,7 +198,7 @@ class ProcessGroups:
     def _give_up(self) -> None:
         """Called regularly while this rank waits for the others; raises Stopped after a stop signal."""
         if self.stop:
-            raise Stopped(contract.EXIT_SIGNAL + (self.stop.signal or 15))
+            leave(contract.EXIT_SIGNAL + (self.stop.signal or 15))
 
 
 class RetiredGroups:

@@ -132,13 +132,15 @@ def _is_rank() -> bool:
 
 def _run(program: Program) -> int:
     """Run the program and return its exit code; print and report a failure once."""
-    uncaught = UncaughtErrors()
+    uncaught, stop.left = UncaughtErrors(), None
     try:
         program()
     except SystemExit as end:
         code = _code_of(end)
         has_stopped = isinstance(end, Stopped) or isinstance(end.__context__, Stopped)
-        if code == contract.EXIT_DONE or (has_stopped and code == contract.EXIT_STOPPED):
+        if code == contract.EXIT_DONE:
+            return _done_or_stopped()
+        if has_stopped and code == contract.EXIT_STOPPED:
             return code
         if not has_stopped and (lost := lost_peer(end)):
             return _report_lost(lost)
@@ -168,7 +170,15 @@ def _run(program: Program) -> int:
             _report(text, code=code, reason="DeviceFault" if is_device else "Exception")
         uncaught.hand_over(error, is_shown=error is not lost)  # a traceback would only show a wait
         return code
-    return 0
+    return _done_or_stopped()
+
+
+def _done_or_stopped() -> int:
+    """The exit code of a program that ended with 0; it may have caught a stop, in the middle of training."""
+    code = stop.left or contract.EXIT_DONE
+    if code not in {contract.EXIT_DONE, contract.EXIT_STOPPED}:
+        _report("", code=code, reason="ExitCode")
+    return code
 
 
 def _report_lost(error: BaseException) -> int:
