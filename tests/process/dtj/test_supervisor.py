@@ -591,6 +591,23 @@ def test_stacks_are_not_insisted_on_if_the_rank_has_replaced_its_program(node: N
     assert supervisor.endings()[0].signal == signal.SIGTERM
 
 
+def fork_processes_that_exit() -> None:
+    for code in (0, 3):
+        if (child := os.fork()) == 0:
+            sys.exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code
+    report_pipe.send({"pause": heartbeat.mine.pause_s})
+
+
+def test_process_that_a_program_forked_may_exit_without_a_word_about_the_rank(node: Node) -> None:
+    """Its code is not the rank's, and the rank works on."""
+    supervisor = node.run(fork_processes_that_exit)
+    node.until_all_have_ended()
+    (ending,) = supervisor.endings()
+    assert node.heard == ["generation 1", {"pause": None}, ending]
+    assert ending.code == 0
+
+
 def fail_and_linger() -> None:
     failure = {"message": "ValueError: label 11", "reason": "Exception", "exitCode": 1}
     report_pipe.send({"failure": failure | {"at": "2026-01-01T00:00:00+00:00"}})

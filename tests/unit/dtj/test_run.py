@@ -13,10 +13,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dtj
-from dtj import loop
+from dtj import contract, loop
 from dtj.agent.rank.optimizer_steps import OptimizerSteps
 from dtj.data.device_copy import DeviceCopy
-from dtj.ranks import random_state
+from dtj.ranks import random_state, stop
 from dtj.step.boundary import Boundary
 from dtj.telemetry import heartbeat
 from tests.unit.dtj.test_device_copy import Recorded
@@ -141,6 +141,10 @@ def test_stop_takes_effect_after_the_present_step_if_steps_are_long(
                 signal.raise_signal(signal.SIGTERM)
     assert (run.step == 6) == (step_s > 1)
     assert (tmp_path / f"step-{run.step}").is_dir()
+    assert stop.left == contract.EXIT_STOPPED
+    for _ in run.steps(run.step + 1):
+        pass
+    assert stop.left is None, "it is done after all"
 
 
 def test_signal_after_the_loop_ends_the_process_as_before() -> None:

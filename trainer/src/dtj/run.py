@@ -32,7 +32,7 @@ from dtj.errors import RecipeError
 from dtj.healing.recovery import Recovery
 from dtj.parallel.parallelize import parallelize
 from dtj.parallel.strategy import Strategy, unwrap
-from dtj.ranks import exchange, random_state
+from dtj.ranks import exchange, random_state, stop
 from dtj.ranks.process_groups import ProcessGroups
 from dtj.settings import Settings
 from dtj.step import backward as step_backward
@@ -275,7 +275,8 @@ class Run:
 
         total  number of steps of the whole training, including those before a restart
         Without `data` or `loader`, batches are empty, e.g. for reinforcement learning.
-        After SIGTERM or SIGINT on any rank, Stopped is raised on all ranks after the same step.
+        After SIGTERM or SIGINT on any rank, Stopped is raised on all ranks after the same step. A program
+        that catches it may clean up; it counts as stopped even if it then ends with code 0.
         A `break` ends the loop immediately: the current step does not count as done, and nothing is saved.
         Code after it counts as part of a step, since other ranks may continue: use `pause` if it takes long.
         """
@@ -301,6 +302,7 @@ class Run:
             if progress.is_over:
                 self.say(f"finished at step {self.step} of {total}: the program called run.finish")
             self._recovery.run_verb(partial(self._boundary.conclude, may_wait=True))
+            stop.left = None
             heartbeat.mine.rest()
             if self.step > started:
                 self.say(logger.meter.summary(step=self.step, waited_s=feed.waited_s))

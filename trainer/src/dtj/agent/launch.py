@@ -123,7 +123,7 @@ class _Agent:
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         nthreads = threads(os.environ, nproc=self._placement.nproc)
         preload(nthreads)
-        cuda.start_again_if_initialized(_log)
+        cuda.start_again_if_initialized(_log, keep_signals=self._signals.keep_for_next_program)
         gpus, in_job = gpus_given(os.environ), bool(self._options.job)
         if hint := unused_gpus(self._placement.nproc, gpus=gpus, in_job=in_job):
             _log(hint)

@@ -14,9 +14,8 @@ import torch.distributed as dist
 from dtj.checkpoint.objects import Location
 from dtj.contract import EXIT_SIGNAL, EXIT_STOPPED
 from dtj.copies.memory_copies import MemoryCopies
-from dtj.errors import Stopped
 from dtj.parallel.strategy import Strategy
-from dtj.ranks import agreement, exchange
+from dtj.ranks import agreement, exchange, stop
 from dtj.ranks.agreement import Agreement, Message
 from dtj.ranks.process_groups import ProcessGroups
 from dtj.step.finite import FiniteCheck
@@ -188,11 +187,11 @@ class Boundary:
         if folder is None:
             self._stop_unsaved()
         self.say(f"stopped at step {self.progress.step}; checkpoint {folder}")
-        raise Stopped(EXIT_STOPPED)
+        stop.leave(EXIT_STOPPED)
 
     def _stop_unsaved(self) -> None:
         self.say(f"stopped at step {self.progress.step}; nothing was saved")
-        raise Stopped(EXIT_SIGNAL + (self.groups.stop.signal or 15))
+        stop.leave(EXIT_SIGNAL + (self.groups.stop.signal or 15))
 
     def _check_weights(self) -> None:
         """Raise on every rank if the state must not be saved."""

@@ -44,9 +44,11 @@ CULPRIT_WAIT_S = 30.0  # how long a fault that another pod reports waits for its
 
 def restart(s: Snapshot) -> Restart | Fail | AwaitCause | None:
     """Decide what the primary fault means; pods that a suspension stops are not faults."""
-    fault = blame.first_fault(s)
-    if fault is None or s.memory.phase == SUSPENDED:
+    if s.memory.phase == SUSPENDED:
         return None
+    fault = blame.first_fault(s)
+    if fault is None:
+        return _restart_without_done(s)
     if _is_recorded(s, fault):
         return Restart(fault, counts=False, replaces=_broken(s), same_incident=True)
     if (until := _known_at(s, fault)) > s.now:
@@ -204,11 +206,28 @@ def _broken(s: Snapshot) -> tuple[tuple[int, str], ...] | None:
     survivors = [i for i, pod in participating(s).items() if i not in broken and not s.succeeded(pod)]
     if (
         not survivors
-        or (0 in broken and _needs_done(s))
+        or ((0 in broken or _awaits_first(s)) and _needs_done(s))
         or len(broken.keys() | s.memory.replacing.keys()) > MAX_REPLACED
     ):
         return None
     return tuple(sorted(broken.items()))
+
+
+def _restart_without_done(s: Snapshot) -> Restart | None:
+    """Restart all pods if a replica was done and left before replica 0 was back: that would wait for ever."""
+    if s.scope != REPLICA or not (_awaits_first(s) and _needs_done(s)):
+        return None
+    why = "another replica was done and left before replica 0 was back"
+    return Restart(
+        Fault(reason="PeerLost", replica=0, message=why, at=s.now), counts=False, same_incident=True
+    )
+
+
+def _awaits_first(s: Snapshot) -> bool:
+    """Whether replica 0 is being replaced, and has not started again."""
+    first = s.current.get(0)
+    is_here = 0 in s.memory.done if first is None else s.started(first)
+    return s.memory.phase == RECOVERING and not is_here
 
 
 def _needs_done(s: Snapshot) -> bool:

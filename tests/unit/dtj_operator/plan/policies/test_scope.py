@@ -443,6 +443,40 @@ def test_finished_replicas_are_recorded_and_not_recreated() -> None:
     assert type(plan(swept.but(pod(0).succeeded()).snapshot()).verdict).__name__ == "Succeed"
 
 
+NEXT_FIRST = pod(0).with_uid("next")
+FIRST_LOST = AGENTS.was("Recovering", memory={"recoveryScope": "Replica"}).but(NEXT_FIRST.unschedulable())
+
+
+@pytest.mark.parametrize(
+    ("given", "restarts"),
+    [
+        param(FIRST_LOST.but(pod(1).succeeded()), True, id="its pod waits for a node"),
+        param(FIRST_LOST.without(0).but(pod(1).succeeded()), True, id="its pod is not created yet"),
+        param(
+            FIRST_LOST.was("Recovering", memory={"recoveryScope": "Replica", "done": "1"}).without(1),
+            True,
+            id="the pod of the replica that is done is gone",
+        ),
+        param(FIRST_LOST, False, id="none is done"),
+        param(FIRST_LOST.but(NEXT_FIRST.running(), pod(1).succeeded()), False, id="its pod has started"),
+        param(
+            FIRST_LOST.but(NEXT_FIRST.running()).without(2).but(pod(1).succeeded()), False, id="another's pod"
+        ),
+        param(FIRST_LOST.but(pod(1).succeeded()).recovery(scope="Replica"), False, id="without agents"),
+    ],
+)
+def test_job_restarts_if_a_replica_is_done_before_the_next_replica_0_has_started(
+    given: JobBuilder, *, restarts: bool
+) -> None:
+    """The next replica 0 would wait for it for ever."""
+    verdict = restart(given.snapshot())
+    assert (isinstance(verdict, Restart) and verdict.replaces is None and verdict.same_incident) is restarts
+    if restarts:
+        after = new_status(given.snapshot(), verdict)
+        assert (after["phase"], after["attempt"], after["restarts"]["total"]) == ("Recovering", 1, 0)
+        assert "done" not in after.get("memory", {})
+
+
 def test_new_attempt_has_no_finished_replicas() -> None:
     failing = DONE.but(pod(0).crashed())
 
