@@ -112,6 +112,22 @@ def test_epoch_continues_with_another_number_of_ranks(sizes: tuple[int, int]) ->
     assert len(seen) <= 18 + sizes[1] - 1  # no sample twice but those that fill up the tail
 
 
+@pytest.mark.parametrize(("ranks", "batch", "keeps"), [(2, 4, True), (4, 2, True), (4, 4, False)])
+def test_epochs_do_not_change_with_the_number_of_ranks(ranks: int, batch: int, keeps: bool) -> None:
+    """Batches of one rank make other steps with more ranks, unless the program makes them smaller."""
+    before, after = feed(divided(64, 4), size=2), feed(divided(64, batch), size=ranks)
+    read(before, 20)  # 2.5 epochs
+    after.load_state_dict(before.state_dict())
+    total = 4 * after.steps_per_epoch
+    if keeps:
+        after.check_total(total)
+        read(after, total - 20)
+        assert (after.epoch, after.state_dict()["samples"]) == (4, 0)
+    else:
+        with pytest.raises(RecipeError, match=r"8 steps per epoch, this run has 4, so .*\n.*// run.size"):
+            after.check_total(total)
+
+
 @pytest.mark.parametrize("seed", [None, 5])
 def test_loader_that_is_used_as_it_is_continues_in_its_order(seed: int | None) -> None:
     """Also if the user gave it a generator, as torch's notes on reproducibility do."""
@@ -229,6 +245,7 @@ def test_epoch_continues_whatever_the_length_of_the_others(accumulate: int) -> N
         before = read(f, done)
         again.load_state_dict(f.state_dict())
         assert before + read(again, steps - done) == expected
+        again.check_total(3 * again.steps_per_epoch)
     assert expected[:8] == [0, 1, 100, 101, 102, 103, 104, 200]
 
 

@@ -308,6 +308,7 @@ class Run:
     def _begin_loop(self, total: int) -> Logger:
         progress, feed = self._progress, self._progress.feed
         check_equal_shares(self._strategy.models, feed, ranks=self.size)
+        feed.check_total(total)
         self._strategy.check_unchanged()
         if progress.has_begun and progress.is_over:
             raise RecipeError(

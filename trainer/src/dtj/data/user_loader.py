@@ -47,6 +47,7 @@ class UserLoader(Source):
         batches = self._batches.left(0)
         if batches == 0:
             raise _empty(self._kind)
+        self._steps = None if batches is None else -(-batches // accumulate)
         self._own = OwnEpochs(rank=rank, size=size) if batches is None else None
         self._rank, self._size, self._seed, self._accumulate = rank, size, seed, accumulate
         self._items: Iterator[Any] | None = None
@@ -56,9 +57,11 @@ class UserLoader(Source):
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Including a last step with fewer batches; None if the loader has no length."""
-        batches = self._batches.left(0)
-        return None if batches is None else -(-batches // self._accumulate)
+        """Including a last step with fewer batches; None if the loader has no length.
+
+        Of the first epoch, if the others have another length: a resume must count as the run before it.
+        """
+        return self._steps
 
     @property
     def batch_size(self) -> int | None:
@@ -120,15 +123,16 @@ class UserLoader(Source):
         self._items = None
 
     def state(self, position: int) -> dict[str, Any]:
-        """A position in a readable form, and the number of ranks it was counted with."""
+        """A position in a readable form, and the ranks and steps that it was counted with."""
         if self._own:
             return {"batches": position, "ranks": self._size} | self._own.state(position)
         epoch, done = divmod(position, EPOCH)
-        return {"epoch": epoch, self._batches.unit: done, "ranks": self._size}
+        counted = {"ranks": self._size, "steps_per_epoch": self._steps}
+        return {"epoch": epoch, self._batches.unit: done} | counted
 
     def position(self, state: dict[str, Any]) -> int:
         """Raise RecipeError if the checkpoint was made with other data."""
-        if state.keys() != self.state(0).keys():
+        if not self.state(0).keys() - {"steps_per_epoch"} <= state.keys():
             raise RecipeError(
                 "the checkpoint was made with other data: run.data, or another kind of loader",
                 fix="use the same data, or start a new run without the checkpoint",
