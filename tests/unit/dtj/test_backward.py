@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -227,12 +228,16 @@ class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("count", [3, torch.tensor(3)])
-def test_count_that_is_in_host_memory_does_not_wait_for_the_device(count: torch.Tensor | int) -> None:
-    there = torch.device("meta")
+@pytest.mark.parametrize(("device", "is_queued"), [("cuda", True), ("meta", False)])
+def test_count_that_is_in_host_memory_does_not_wait_for_cuda(
+    count: torch.Tensor | int, device: str, is_queued: bool
+) -> None:
+    """Other devices may read it late, when it is freed."""
+    there = torch.device(device)
     strategy = Strategy(lay_out("none", "", World()), there)
     part = MicroBatch(0, np.arange(3), 1.0)
     batch = Batch(samples=3, epoch=0, ends_epoch=False, micro_batches=[part], fetch=lambda _: None)
     weights = Weights(batch, strategy=strategy, precision=Precision("fp32", there))
-    with Copies() as copies:
+    with FakeTensorMode(allow_non_fake_inputs=True), Copies() as copies:  # needs no device
         weights.weighted(torch.zeros((), device=there), count, part)
-    assert copies.are_queued == [True]
+    assert copies.are_queued == [is_queued]

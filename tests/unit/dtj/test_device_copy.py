@@ -27,7 +27,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         yield
         found.append("use the kernels' stream")
 
-    def move(tensor: torch.Tensor, device: torch.device, *, non_blocking: bool) -> torch.Tensor:
+    def move(tensor: torch.Tensor, device: torch.device, *_: Any, non_blocking: bool) -> torch.Tensor:
         found.append(f"to {device}, {'queued' if non_blocking else 'waiting'}")
         return tensor
 
@@ -69,7 +69,12 @@ def test_only_host_memory_is_copied_on_another_stream(calls: list[str]) -> None:
     """What is on a device was written by kernels of the present stream, which may still run."""
     DeviceCopy(GPU)(torch.ones(2, device="meta"))
     DeviceCopy(CPU)(torch.ones(2))
-    assert calls == ["to cuda:0, queued", "to cpu, queued"]
+    assert calls == ["to cuda:0, queued", "to cpu, waiting"]
+
+
+def test_copy_to_a_gpu_of_apple_has_ended_before_its_source_is_freed(calls: list[str]) -> None:
+    DeviceCopy(torch.device("mps"))({"x": torch.ones(2)})
+    assert calls == ["to mps, waiting"]
 
 
 def test_batch_that_can_move_itself_does() -> None:

@@ -6,6 +6,15 @@ from typing import Any
 import torch
 
 
+def queued_copy(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The tensor on a device, if possible without a wait for it.
+
+    Only CUDA has read ordinary host memory when the call returns. Apple's GPUs read it later, when it may be
+    freed and hold something else.
+    """
+    return tensor.to(device, dtype or tensor.dtype, non_blocking=device.type == "cuda")
+
+
 class DeviceCopy:
     """Copies tensors to a device.
 
@@ -47,7 +56,7 @@ class DeviceCopy:
         return Copying(there, copied, self._stream.record_event() if copied else None)
 
     def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._device, non_blocking=True)
+        return queued_copy(tensor, self._device)
 
     def _mapped(self, value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         if isinstance(value, torch.Tensor):

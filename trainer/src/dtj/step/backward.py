@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from dtj.data.device_copy import queued_copy
 from dtj.data.feed import Batch
 from dtj.data.splitter import MicroBatch
 from dtj.errors import RecipeError
@@ -85,8 +86,7 @@ class Weights:
         if not self._counts:
             self._set_earlier_aside()
         # A number is in host memory, and an ordinary copy of it would wait for the device.
-        device = self._strategy.device
-        found = torch.as_tensor(count).detach().to(device, torch.float32, non_blocking=True)
+        found = queued_copy(torch.as_tensor(count).detach(), self._strategy.device, torch.float32)
         if found.numel() != 1:
             raise RecipeError(
                 f"the count of a loss has shape {tuple(found.shape)}, expected one number",
