@@ -286,6 +286,22 @@ def test_step_of_several_batches_weights_them_by_size() -> None:
     assert batch.ends_epoch
 
 
+@pytest.mark.parametrize("batch_sampler", [None, [[0, 1], [2, 3], [4]]])
+def test_weights_of_batches_do_not_depend_on_the_shape_of_their_tensors(batch_sampler: Any) -> None:
+    """A batch may be a list of texts, or have another dimension first: only a loader knows its samples."""
+    texts = [torch.ones(n) for n in (100, 1, 1, 1, 1)]
+    how = {"batch_sampler": batch_sampler} if batch_sampler else {"batch_size": 2}
+    batch = feed(DataLoader(texts, collate_fn=list, **how), accumulate=3).batch()  # type: ignore[arg-type]
+    sizes = (1, 1, 1) if batch_sampler else (2, 2, 1)
+    assert [mb.weight for mb in batch.micro_batches] == [n / sum(sizes) for n in sizes]
+
+
+def test_last_batch_of_an_own_sampler_has_the_weight_of_its_samples() -> None:
+    loader = DataLoader(range(5), batch_size=2, sampler=[3, 1, 0, 2, 4])  # type: ignore[arg-type]
+    batch = feed(loader, accumulate=3).batch()
+    assert ([mb.weight for mb in batch.micro_batches], batch.samples) == ([2 / 5, 2 / 5, 1 / 5], 5)
+
+
 def test_weights_of_all_ranks_add_up_to_one() -> None:
     data = TensorDataset(torch.zeros(24, 3), torch.zeros(24))
     batches = [feed(DataLoader(data, 4), rank=r, size=3, accumulate=2).batch() for r in range(3)]

@@ -156,6 +156,7 @@ class UserLoader(Source):
         epoch, done = divmod(position, EPOCH)
         left = None if self._own else self._left(epoch, done)
         wanted = self._accumulate if left is None else min(self._accumulate, left)
+        sizes = self._batches.sizes(done, wanted)
         self._data = []
         if self._next != position or self._items is None:
             self._items = self._from(position, self._own) if self._own else self._batches_from(epoch, done)
@@ -171,12 +172,10 @@ class UserLoader(Source):
             self._data.append(as_batch(item))
             done = self._batches.after(done, 1)
         self._next = epoch * EPOCH + done
-        sizes = [_length_of(each) for each in self._data]
-        known = [size or 1 for size in sizes] if all(sizes) else [1] * wanted
-        micro = [
-            MicroBatch(number, np.arange(k), k / sum(known) / self._size) for number, k in enumerate(known)
-        ]
-        samples = self._size * (wanted * self.batch_size if self.batch_size else sum(known))
+        weights = sizes or [1] * wanted  # not the length of their tensors, which need not be batch-first
+        parts = enumerate(weights)
+        micro = [MicroBatch(number, np.arange(k), k / sum(weights) / self._size) for number, k in parts]
+        samples = self._size * sum(sizes or [_length_of(each) or 1 for each in self._data])
         ends_epoch = left == wanted
         following = (epoch + 1) * EPOCH if ends_epoch else self._next
         return RankBatch(position, following, samples, self.epoch(position), ends_epoch, micro)
@@ -267,6 +266,10 @@ class Divided:
         samples = self._sampler.share(done)
         return samples // self._size_of_batch if self._drop_last else -(-samples // self._size_of_batch)
 
+    def sizes(self, done: int, batches: int) -> list[int] | None:
+        """Samples of each of this rank's next batches; None: unknown."""
+        return _sizes(self._sampler.share(done), batches, each=self._size_of_batch)
+
     def after(self, done: int, batches: int) -> int:
         """What the epoch has consumed after some more batches of this rank."""
         return min(self._length, done + batches * self._size_of_batch * self._size)
@@ -337,6 +340,13 @@ class AsItIs:
         length = length_if_known(self._loader)
         return None if length is None else length - done
 
+    def sizes(self, done: int, batches: int) -> list[int] | None:
+        each = self.batch_size
+        if each is None:
+            return None
+        length = length_if_known(getattr(self._loader, "sampler", None))
+        return [each] * batches if length is None else _sizes(length - done * each, batches, each=each)
+
     def after(self, done: int, batches: int) -> int:
         return done + batches
 
@@ -377,6 +387,11 @@ def _empty(kind: str) -> RecipeError:
         f"the loader {kind} yields no batch",
         fix="check where its samples come from; with drop_last each rank needs a whole batch of them",
     )
+
+
+def _sizes(left: int, batches: int, *, each: int) -> list[int]:
+    """Samples of each of some batches, if so many samples are left: only the last one may be smaller."""
+    return [min(each, found) if (found := left - each * n) > 0 else each for n in range(batches)]
 
 
 def _length_of(batch: Any) -> int | None:
