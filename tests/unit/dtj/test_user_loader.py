@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from dtj.data.digest import digest
 from dtj.data.feed import Feed
@@ -83,7 +91,32 @@ def test_ranks_notice_that_they_read_the_same_batches(
     loader: Any, of_rank_1: object, is_noticed: bool
 ) -> None:
     found = feed(loader, size=2).check_alike(lambda mine: [mine, mine and digest([of_rank_1])])
-    assert ("every rank reads the same batches" in found) == is_noticed
+    assert ("every rank reads the same samples" in found) == is_noticed
+
+
+@pytest.mark.parametrize(
+    ("samplers", "is_noticed"),
+    [
+        pytest.param([SubsetRandomSampler(range(40))] * 2, True, id="both ranks shuffle the same samples"),
+        pytest.param([SequentialSampler(range(10))] * 2, True, id="both ranks read the same part"),
+        pytest.param([SubsetRandomSampler(range(n, 64, 2)) for n in range(2)], False, id="parts, shuffled"),
+        pytest.param([WeightedRandomSampler([1.0] * 64, 64)] * 2, False, id="drawn with replacement"),
+        pytest.param([DistributedSampler(range(64), 2, n) for n in range(2)], False, id="torch divides"),  # type: ignore[arg-type, var-annotated]
+    ],
+)
+def test_sampler_that_does_not_divide_is_noticed(samplers: list[Any], is_noticed: bool) -> None:
+    """Also if it shuffles: in training each rank has its own seed."""
+    compared: list[list[int]] = [[], []]
+    for rank, (sampler, mine) in enumerate(zip(samplers, compared, strict=True)):
+        loader = DataLoader(range(64), batch_size=4, sampler=sampler)  # type: ignore[arg-type, var-annotated]
+        feed(loader, rank=rank, size=2).check_alike(lambda n, mine=mine: (mine.append(n), [n])[1])  # type: ignore[func-returns-value, misc]
+    assert (compared[0] == compared[1]) == is_noticed
+
+
+def test_sampler_over_fewer_samples_decides_which_are_read() -> None:
+    f = feed(DataLoader(range(64), batch_size=5, sampler=SequentialSampler(range(10))))  # type: ignore[arg-type, var-annotated]
+    assert read(f, 2) == list(range(10))
+    assert f.epoch == 1
 
 
 def test_loader_of_another_length_on_another_rank_is_refused() -> None:

@@ -228,7 +228,7 @@ class Run:
         accumulate  batches that each rank takes in a step, one forward pass each
         tokens      tokens per sample, if samples are text: the log then shows tokens per second
         The gradients are the mean over the ranks of their batches' means; `count` of `backward` weights
-        batches of other sizes. What a checkpoint remembers: docs/techniques/data.md.
+        batches of different sizes. What a checkpoint remembers: docs/techniques/data.md.
         """
         return self._use(self._feeds.of_loader(loader, accumulate=accumulate, tokens=tokens))
 

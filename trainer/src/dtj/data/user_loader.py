@@ -96,7 +96,7 @@ class UserLoader(Source):
             self._own.share(position, gather)
 
     def check_alike(self, position: int, gather: Callable[[int], list[int]]) -> str:
-        """A warning if all ranks read the same batch at `position`: then the loader is not divided; else "".
+        """A warning if all ranks read the same samples: then the loader is not divided; else "".
 
         gather  this rank's number -> those of all ranks
         RecipeError if it has another length on another rank: each epoch would end at another step there.
@@ -109,12 +109,12 @@ class UserLoader(Source):
                 f"the loader {self._kind} has {min(lengths)} batches on one rank, {max(lengths)} on another",
                 fix="divide the samples equally, as a DistributedSampler does, or leave its __len__ out",
             )
-        self.at(position)
-        found = set(gather(digest(self._data)))
+        found = set(gather(digest(self._compared(position))))
         if len(found) > 1 or found == {digest([])}:  # objects of other kinds count as nothing
             return ""
         return (
-            f"every rank reads the same batches from the loader {self._kind}, so all ranks do the same work\n"
+            f"every rank reads the same samples from the loader {self._kind}, so an epoch uses each of them "
+            f"{self._size} times\n"
             "  fix: divide it, e.g. by a DistributedSampler, or pass a plain DataLoader, which dtj divides"
         )
 
@@ -146,6 +146,17 @@ class UserLoader(Source):
             done = 0  # which samples the other ranks have read is unknown: read the epoch again
         left = self._left(epoch, done)
         return (epoch + 1) * EPOCH if left is not None and left <= 0 else epoch * EPOCH + done
+
+    def _compared(self, position: int) -> Any:
+        """What the other ranks read as well if the loader is not divided."""
+        if not isinstance(self._batches, AsItIs) or not self._batches.draws:
+            self.at(position)
+            return self._data
+        # It may shuffle by the global generators, whose seeds differ among the ranks: read with equal ones.
+        epoch = self.epoch(position)
+        with random_state.of_samples(self._seed, position=epoch * EPOCH, first=0):
+            items, _ = self._batches.begin(epoch, 0)
+            return next(worker.Items(items), None)
 
     def _left(self, epoch: int, done: int) -> int | None:
         """Batches until this epoch ends; None: unknown."""
@@ -309,6 +320,8 @@ class AsItIs:
 
     A generator of its own is seeded in each epoch: after a restart its samples have the same order.
     As Divided, but the unit is the batches of this rank.
+
+    draws   ranks without a share of their own may read other samples, drawn from the global generators
     """
 
     unit = "batches"
@@ -324,6 +337,10 @@ class AsItIs:
         if isinstance(loader, DataLoader):
             loader.worker_init_fn = worker.Start(os.getpid(), loader.worker_init_fn)
         self._epoch = -1  # the loader's; before the first one, whatever it began with
+        # A DistributedSampler gives each rank its share, and one with replacement needs none.
+        sure = any(hasattr(part, "num_replicas") or getattr(part, "replacement", 0) for part in self._parts)
+        is_map_style = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+        self.draws = is_map_style and not sure
 
     def begin(self, epoch: int, done: int) -> tuple[Iterator[Any], int]:
         del done  # a loader can only be read from its start
@@ -363,6 +380,8 @@ def _can_divide(loader: Any) -> bool:
         return False
     sampler: Any = loader.sampler
     if loader.batch_size is None or type(loader.batch_sampler).__name__ != "BatchSampler":
+        return False
+    if length_if_known(sampler) != length_if_known(loader.dataset):
         return False
     is_shuffled = type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
     return is_shuffled or type(sampler) is SequentialSampler
