@@ -101,7 +101,7 @@ def test_ranks_notice_that_they_read_the_same_batches(
         pytest.param([SequentialSampler(range(10))] * 2, True, id="both ranks read the same part"),
         pytest.param([SubsetRandomSampler(range(n, 64, 2)) for n in range(2)], False, id="parts, shuffled"),
         pytest.param([WeightedRandomSampler([1.0] * 64, 64)] * 2, False, id="drawn with replacement"),
-        pytest.param([DistributedSampler(range(64), 2, n) for n in range(2)], False, id="torch divides"),  # type: ignore[arg-type, var-annotated]
+        pytest.param([DistributedSampler(range(64), 2, n) for n in range(2)], False, id="torch divides"),  # type: ignore[arg-type]
     ],
 )
 def test_sampler_that_does_not_divide_is_noticed(samplers: list[Any], is_noticed: bool) -> None:
@@ -109,12 +109,12 @@ def test_sampler_that_does_not_divide_is_noticed(samplers: list[Any], is_noticed
     compared: list[list[int]] = [[], []]
     for rank, (sampler, mine) in enumerate(zip(samplers, compared, strict=True)):
         loader = DataLoader(range(64), batch_size=4, sampler=sampler)  # type: ignore[arg-type, var-annotated]
-        feed(loader, rank=rank, size=2).check_alike(lambda n, mine=mine: (mine.append(n), [n])[1])  # type: ignore[func-returns-value, misc]
+        feed(loader, rank=rank, size=2).check_alike(lambda n, mine=mine: (mine.append(n), [n])[1])  # type: ignore[misc]
     assert (compared[0] == compared[1]) == is_noticed
 
 
 def test_sampler_over_fewer_samples_decides_which_are_read() -> None:
-    f = feed(DataLoader(range(64), batch_size=5, sampler=SequentialSampler(range(10))))  # type: ignore[arg-type, var-annotated]
+    f = feed(DataLoader(range(64), batch_size=5, sampler=SequentialSampler(range(10))))  # type: ignore[arg-type]
     assert read(f, 2) == list(range(10))
     assert f.epoch == 1
 
@@ -330,7 +330,7 @@ def test_weights_of_batches_do_not_depend_on_the_shape_of_their_tensors(batch_sa
 
 
 def test_last_batch_of_an_own_sampler_has_the_weight_of_its_samples() -> None:
-    loader = DataLoader(range(5), batch_size=2, sampler=[3, 1, 0, 2, 4])  # type: ignore[arg-type]
+    loader = DataLoader(range(5), batch_size=2, sampler=[3, 1, 0, 2, 4])  # type: ignore[arg-type, var-annotated]
     batch = feed(loader, accumulate=3).batch()
     assert ([mb.weight for mb in batch.micro_batches], batch.samples) == ([2 / 5, 2 / 5, 1 / 5], 5)
 
