@@ -13,6 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import TensorDataset
 
 from dtj.data.feed import Batch
 from dtj.data.splitter import MicroBatch
@@ -20,7 +21,7 @@ from dtj.errors import RecipeError
 from dtj.parallel.layout import lay_out
 from dtj.parallel.strategy import Strategy
 from dtj.ranks.world import World
-from dtj.step.backward import PlainForm, Weights, backward
+from dtj.step.backward import Moving, PlainForm, Rollback, Weights, backward, warm_up
 from dtj.step.precision import Precision
 from tests.unit.dtj.feeds import feed
 from tests.unit.dtj.test_evaluate import single
@@ -211,6 +212,47 @@ def test_loop_that_would_give_wrong_gradients_is_refused(program: Any, message: 
     model, form = one_weight()
     with pytest.raises(RecipeError, match=message):
         list(program(form, model))
+
+
+class Momentum(nn.Module):
+    """Forward moves a frozen encoder towards the trained one, as those of MoCo and BYOL do."""
+
+    def __init__(self, *, extra: int = 0) -> None:
+        super().__init__()
+        self.trained, self.slow = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+        self.slow.requires_grad_(requires_grad=False)
+        self.other = nn.Parameter(torch.zeros(extra), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.slow.weight.lerp_(self.trained.weight, 0.1)
+        found: torch.Tensor = (self.trained(x) - self.slow(x)).square().mean()
+        return found
+
+
+def test_pass_that_is_discarded_leaves_frozen_parameters_as_they_were() -> None:
+    model = Momentum()
+    before = model.slow.weight.clone()
+    batch = feed(data=TensorDataset(torch.ones(2, 1)), batch=2).batch()
+    warm_up(lambda mb: model(*mb), batch, strategy=single(model), precision=Precision("fp32", CPU))
+    assert torch.equal(model.slow.weight, before)
+
+
+@pytest.mark.parametrize("extra", [0, 9])
+def test_frozen_parameters_that_a_pass_moved_are_copied_before_the_next_one(extra: int) -> None:
+    """Before the first one, all are copied, unless they are much larger than what is trained."""
+    model = Momentum(extra=extra)
+    first, moving = Rollback(single(model)), Moving()
+    with moving.watched(single(model)):
+        model(torch.ones(1, 1))
+    after = model.slow.weight.clone()
+    assert moving.known == [model.slow.weight]
+    second = Rollback(single(model), moving.known)
+    model(torch.ones(1, 1))
+    second.restore()
+    assert torch.equal(model.slow.weight, after)
+    first.restore()
+    assert torch.equal(model.slow.weight, after) == (extra > 0)
 
 
 class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]

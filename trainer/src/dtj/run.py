@@ -119,6 +119,7 @@ class Run:
         )
         self._callbacks: list[OnLine] = []
         self._batch: Batch | None = None
+        self._moving = step_backward.Moving()
         self._plain = step_backward.PlainForm(
             strategy,
             precision,
@@ -389,18 +390,26 @@ class Run:
         return self._backward(loss, batch)
 
     def _backward(self, loss_of: step_backward.LossOf, batch: Batch) -> torch.Tensor:
+        how: dict[str, Any] = {"strategy": self._strategy, "precision": self._precision}
+        before: step_backward.Rollback | None = None
+
         def verb() -> torch.Tensor:
+            nonlocal before
+            watched: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+            if self._groups.can_heal:
+                before = step_backward.Rollback(self._strategy, self._moving.known)
+                watched = self._moving.watched(self._strategy)
             if self._progress.needs_warm_up:
-                step_backward.warm_up(loss_of, batch, strategy=self._strategy, precision=self._precision)
+                step_backward.warm_up(loss_of, batch, moving=self._moving.known, **how)
                 self._progress.needs_warm_up = False
             self._seed_verb(self._progress.verb + 1)
-            with self._boundary.counting_operations(batch.samples):
-                return step_backward.backward(
-                    loss_of, batch, strategy=self._strategy, precision=self._precision
-                )
+            with watched, self._boundary.counting_operations(batch.samples):
+                return step_backward.backward(loss_of, batch, **how)
 
-        before = step_backward.Rollback(self._strategy) if self._groups.can_heal else None
-        rollback = before.restore if before else None
+        def rollback() -> None:
+            if before:
+                before.restore()
+
         loss = self._recovery.run_verb(verb, skip=self._skip_backward, rollback=rollback)
         self._finite.note(loss, self.step + 1)
         return loss
