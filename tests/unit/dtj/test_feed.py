@@ -190,6 +190,11 @@ class Forward:
         return iter(range(8))
 
 
+def test_stream_is_read_whatever_the_default_device() -> None:
+    with torch.device("meta"):
+        assert list(feed(data=Forward(), batch=4, collate=tuple).batch()) == [(0, 1, 2, 3)]
+
+
 def test_pair_holds_the_samples_asked_for() -> None:
     f = feed(data=[(torch.tensor(i), 2 * i) for i in range(3)], batch=2)
     pair, wanted = next(iter(f.batch())), real(f)

@@ -232,6 +232,11 @@ def test_setting_that_cannot_be_is_refused(settings: dict[str, Any], message: st
         dtj.init(device="cpu", **settings)
 
 
+def test_default_device_that_is_not_host_memory_is_refused() -> None:
+    with torch.device("meta"), pytest.raises(dtj.RecipeError, match=r"set_default_device\('meta'\) is in"):
+        dtj.init(device="cpu")
+
+
 def test_reduce_and_unwrap() -> None:
     run = dtj.init(device="cpu")
     model = nn.Linear(1, 1)

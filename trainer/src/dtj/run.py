@@ -34,6 +34,7 @@ from dtj.parallel.parallelize import parallelize
 from dtj.parallel.strategy import Strategy, unwrap
 from dtj.ranks import exchange, random_state
 from dtj.ranks.process_groups import ProcessGroups
+from dtj.ranks.world import check_default_device
 from dtj.settings import Settings
 from dtj.step import backward as step_backward
 from dtj.step import evaluate as step_evaluate
@@ -319,6 +320,7 @@ class Run:
         if self._checkpointer.run_dir and not self._checkpointer.parts.user_parts:
             self.say("nothing will be saved: call run.state(model=..., opt=..., data=...) before run.steps")
         if self.size > 1:
+            check_default_device()
             self._recovery.run_verb(lambda: self._check_alike(total))
         logger = self._logger(total)
         self._boundary.begin(logger)
