@@ -194,14 +194,19 @@ def test_frozen_weights_may_be_half_precision() -> None:
 
 @pytest.mark.parametrize("batch", [6, 4])
 def test_epochs_do_not_change_with_the_global_batch(batch: int) -> None:
-    """Steps per epoch would."""
+    """Steps per epoch would, which a program may ask for before or after it restores the state."""
     state = dtj.init(device="cpu").data(TensorDataset(X), global_batch=6).state_dict()
-    data = dtj.init(device="cpu").data(TensorDataset(X), global_batch=batch)
-    data.load_state_dict(state)  # the program counts in steps
-    assert data.steps_per_epoch == 12 // batch
-    if batch != 6:
+    run = dtj.init(device="cpu")
+    data = run.data(TensorDataset(X), global_batch=batch)
+    data.load_state_dict(state)
+    next(run.steps(12 // batch))  # the program counts in steps
+    total = 2 * data.steps_per_epoch
+    next(run.steps(total + 1))
+    if batch == 6:
+        next(run.steps(total))
+    else:
         with pytest.raises(dtj.RecipeError, match="made with a global_batch of 6, this run has 4"):
-            data.load_state_dict(state)
+            next(run.steps(total))
 
 
 def test_any_setting_can_be_given_in_code_and_flags_win(
@@ -229,6 +234,11 @@ def test_any_setting_can_be_given_in_code_and_flags_win(
 def test_setting_that_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(dtj.RecipeError, match=message):
         dtj.init(device="cpu", **settings)
+
+
+def test_default_device_that_is_not_host_memory_is_refused() -> None:
+    with torch.device("meta"), pytest.raises(dtj.RecipeError, match=r"set_default_device\('meta'\) is in"):
+        dtj.init(device="cpu")
 
 
 def test_reduce_and_unwrap() -> None:

@@ -34,6 +34,7 @@ from dtj.parallel.parallelize import parallelize
 from dtj.parallel.strategy import Strategy, unwrap
 from dtj.ranks import exchange, random_state, stop
 from dtj.ranks.process_groups import ProcessGroups
+from dtj.ranks.world import check_default_device
 from dtj.settings import Settings
 from dtj.step import backward as step_backward
 from dtj.step import evaluate as step_evaluate
@@ -119,6 +120,7 @@ class Run:
         )
         self._callbacks: list[OnLine] = []
         self._batch: Batch | None = None
+        self._moving = step_backward.Moving()
         self._plain = step_backward.PlainForm(
             strategy,
             precision,
@@ -310,6 +312,7 @@ class Run:
     def _begin_loop(self, total: int) -> Logger:
         progress, feed = self._progress, self._progress.feed
         check_equal_shares(self._strategy.models, feed, ranks=self.size)
+        feed.check_total(total)
         self._strategy.check_unchanged()
         if progress.has_begun and progress.is_over:
             raise RecipeError(
@@ -319,6 +322,7 @@ class Run:
         if self._checkpointer.run_dir and not self._checkpointer.parts.user_parts:
             self.say("nothing will be saved: call run.state(model=..., opt=..., data=...) before run.steps")
         if self.size > 1:
+            check_default_device()
             self._recovery.run_verb(lambda: self._check_alike(total))
         logger = self._logger(total)
         self._boundary.begin(logger)
@@ -390,18 +394,26 @@ class Run:
         return self._backward(loss, batch)
 
     def _backward(self, loss_of: step_backward.LossOf, batch: Batch) -> torch.Tensor:
+        how: dict[str, Any] = {"strategy": self._strategy, "precision": self._precision}
+        before: step_backward.Rollback | None = None
+
         def verb() -> torch.Tensor:
+            nonlocal before
+            watched: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+            if self._groups.can_heal:
+                before = step_backward.Rollback(self._strategy, self._moving.known)
+                watched = self._moving.watched(self._strategy)
             if self._progress.needs_warm_up:
-                step_backward.warm_up(loss_of, batch, strategy=self._strategy, precision=self._precision)
+                step_backward.warm_up(loss_of, batch, moving=self._moving.known, **how)
                 self._progress.needs_warm_up = False
             self._seed_verb(self._progress.verb + 1)
-            with self._boundary.counting_operations(batch.samples):
-                return step_backward.backward(
-                    loss_of, batch, strategy=self._strategy, precision=self._precision
-                )
+            with watched, self._boundary.counting_operations(batch.samples):
+                return step_backward.backward(loss_of, batch, **how)
 
-        before = step_backward.Rollback(self._strategy) if self._groups.can_heal else None
-        rollback = before.restore if before else None
+        def rollback() -> None:
+            if before:
+                before.restore()
+
         loss = self._recovery.run_verb(verb, skip=self._skip_backward, rollback=rollback)
         self._finite.note(loss, self.step + 1)
         return loss
