@@ -5,7 +5,7 @@ seen-<rank>.txt  one line per step: the step, then the samples of this rank
 ready            created once step $READY_AT is done
 at-<step>        created once a step of the list $HOLD_AT is done; rank 0 then waits for a file go-<step>
 worker-<pid>     created by each worker process, which loads samples for a rank
-stuck-<pid>      created by the first process that loads sample $STUCK_AT, which then hangs
+stuck-<pid>      created by the first process that loads sample $STUCK_AT, which then hangs; with $STOPS it stops
 
 $STREAM makes the dataset a stream, which can only be read in order.
 $EVALUATE_FIRST evaluates once before training.
@@ -68,6 +68,8 @@ class Numbered(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
             (OUT / f"worker-{os.getpid()}").touch()
         if index == STUCK_AT and not list(OUT.glob("stuck-*")):
             (OUT / f"stuck-{os.getpid()}").touch()
+            if "STOPS" in os.environ:
+                os.kill(os.getpid(), signal.SIGSTOP)
             time.sleep(600)
         return {"i": torch.tensor(index), "x": self.x[index], "y": self.y[index]}
 
