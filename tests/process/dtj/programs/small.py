@@ -5,8 +5,9 @@ seen-<rank>.txt  one line per step: the step, then the samples of this rank
 ready            created once step $READY_AT is done
 at-<step>        created once a step of the list $HOLD_AT is done; rank 0 then waits for a file go-<step>
 worker-<pid>     created by each worker process, which loads samples for a rank
-stuck-<pid>      created by the first process that loads sample $STUCK_AT, which then hangs; with $STOPS it stops
+stuck-<pid>      created by the first process that loads sample $STUCK_AT, which then hangs
 
+$STOPS lets that process stop (SIGSTOP) instead.
 $STREAM makes the dataset a stream, which can only be read in order.
 $EVALUATE_FIRST evaluates once before training.
 $FINISH_AT is the step in which the last rank calls run.finish.
