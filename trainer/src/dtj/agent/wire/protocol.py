@@ -16,10 +16,15 @@ CONNECT_S = 20.0
 
 @dataclass(frozen=True)
 class Limits:
-    """The number of replicas that the job may have."""
+    """The number of replicas that the job may have; `excluded` are sizes that --mesh does not fit."""
 
     least: int
     most: int
+    excluded: frozenset[int] = frozenset()
+
+    def largest(self, most: int) -> int | None:
+        """The largest size up to `most`; None if there is none."""
+        return max((n for n in range(self.least, most + 1) if n not in self.excluded), default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
