@@ -141,6 +141,31 @@ def test_all_pods_lost_one_after_the_other(
     assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path / "out"))
 
 
+def test_drained_pod_costs_no_step_while_no_checkpoint_can_be_written(
+    start: Start, unbroken: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The others keep their memory, as without a checkpoint folder."""
+    out, volume, aside = tmp_path / "out", tmp_path / "volume", tmp_path / "aside"
+    job = Pods(start, out, replicas=2, HOLD_AT=5, STEP_S=0.08)
+    flags = ("--checkpoint", volume / "run", "--save-every", 3)
+    pods = [job.run(index, *flags) for index in range(2)]
+    wait_for((out / "at-5").exists, "step 5")
+    volume.rename(aside)
+    volume.touch()  # not a folder: root may write into every folder
+    job.evict(pods[1], 1)
+    (out / "go-5").touch()
+    assert pods[1].wait().code == 128 + signal.SIGTERM
+    volume.unlink()
+    aside.rename(volume)
+    pods[1] = job.run(1, *flags)
+    ended = [pod.wait() for pod in pods]
+    assert [e.code for e in ended] == [0, 0], [e.err for e in ended]
+    assert_identical(weights(unbroken(2, PLAIN=1)), weights(out))
+    steps = [int(line.split()[0]) for line in (out / "seen-0.txt").read_text().splitlines()]
+    assert steps == list(range(16))  # a survivor repeats no step
+    assert "could not be written: Not a directory; training continues" in ended[0].err
+
+
 def test_rank_of_another_pod_that_dies_is_replaced_and_named(start: Start, tmp_path: Path) -> None:
     job = Pods(start, tmp_path, replicas=3, HOLD_AT=9, FAULTS="2@5:end:SIGSEGV", DTJ_RESTARTS_IN_PLACE=3)
     pods = [job.run(index) for index in range(3)]

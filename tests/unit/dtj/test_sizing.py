@@ -24,9 +24,16 @@ from dtj.agent.wire.protocol import (
 from tests.unit.dtj.test_membership import NOW, end, hello
 
 
-def elastic(*, replicas: int, here: int, least: int = 1, most: int = 4, saves: bool = True) -> Membership:
-    """An elastic job with this many replicas, of which the first `here` have joined."""
-    job = Job(uid="u", attempt=2, replicas=replicas, limits=Limits(least, most), saves=saves)
+def elastic(
+    *,
+    replicas: int,
+    here: int,
+    least: int = 1,
+    saves: bool = True,
+    excluded: frozenset[int] = frozenset(),
+) -> Membership:
+    """An elastic job with this many replicas, of which the first `here` have joined; it may have four."""
+    job = Job(uid="u", attempt=2, replicas=replicas, limits=Limits(least, 4, excluded), saves=saves)
     found = Membership(job=job, budget=RestartBudget())
     for replica in range(here):
         found.join(hello(replica), NOW)
@@ -54,6 +61,33 @@ def elastic(*, replicas: int, here: int, least: int = 1, most: int = 4, saves: b
 )
 def test_size(current: int, here: set[int], left: set[int], waits_for_lost: bool, expected: int) -> None:
     assert size(current, here=here, left=left, limits=Limits(1, 4), waits_for_lost=waits_for_lost) == expected
+
+
+@pytest.mark.parametrize(
+    ("current", "here", "left", "waits_for_lost", "expected"),
+    [
+        pytest.param(2, {0, 1, 2}, set(), True, 2, id="the third waits for the fourth"),
+        pytest.param(2, {0, 1, 2, 3}, set(), True, 4, id="two more"),
+        pytest.param(4, {0, 1, 2}, {3}, True, 2, id="the last replica was asked to terminate"),
+        pytest.param(4, {0, 1, 2}, set(), True, 4, id="a lost replica is waited for"),
+        pytest.param(4, {0, 1, 2}, set(), False, 2, id="a lost replica did not come back"),
+        pytest.param(4, {0}, {1, 2, 3}, True, 4, id="none fits"),
+    ],
+)
+def test_size_that_the_mesh_does_not_fit_is_skipped(
+    current: int, here: set[int], left: set[int], waits_for_lost: bool, expected: int
+) -> None:
+    limits = Limits(1, 4, frozenset({1, 3}))
+    assert size(current, here=here, left=left, limits=limits, waits_for_lost=waits_for_lost) == expected
+
+
+def test_replica_waits_until_the_mesh_fits() -> None:
+    found = elastic(replicas=2, here=3, excluded=frozenset({1, 3}))
+    assert found.tick(NOW + RESIZE_DELAY_S) == []
+    unfit = found.unfit
+    found.join(hello(3), NOW + 5)
+    assert (unfit, found.unfit) == (3, None)
+    assert found.tick(NOW + 5 + RESIZE_DELAY_S) == [Form(2, frozenset(), 4, gracefully=True)]
 
 
 def test_elastic_job_grows_when_the_next_replicas_join() -> None:

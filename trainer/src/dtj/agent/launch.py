@@ -77,12 +77,13 @@ class _Agent:
         self._program = program
         self._placement = placement
         self._options = options
+        limits = placement.limits
         self._job = Job(
             uid=options.uid,
             attempt=options.attempt,
-            replicas=placement.nnodes,
+            replicas=(limits and limits.largest(placement.nnodes)) or placement.nnodes,
             processes=placement.nproc,
-            limits=placement.limits,
+            limits=limits,
             saves=bool(os.environ.get(contract.CHECKPOINT_DIR)),
             deciding=options.deciding,
         )

@@ -122,6 +122,13 @@ class Membership:
         """A new size of the job does not cost the steps so far."""
         return self.job.saves and not self.cannot_save
 
+    @property
+    def unfit(self) -> int | None:
+        """The size that the connected replicas form, if --mesh fits none between the present one and it."""
+        limits, size = self.job.limits, self.job.replicas
+        here = next(i for i in range(self.job.most + 1) if i not in self.agents)
+        return here if limits and here > size >= (limits.largest(here) or 0) else None
+
     def waited_for(self, now: float) -> dict[int, float]:
         """Replicas that took part and are missing, and for how many seconds.
 
