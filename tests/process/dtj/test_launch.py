@@ -67,10 +67,14 @@ def test_script_that_closes_its_stdout_exits_as_under_python(finish: Finish) -> 
 
 
 def test_script_has_the_names_that_it_has_under_python(finish: Finish, tmp_path: Path) -> None:
-    """Debuggers and libraries read the source with __loader__; a script may read __annotations__."""
+    """Debuggers and libraries read the source with __loader__; a script may read __annotations__.
+
+    A script that has replaced sys.stdout sets it back to sys.__stdout__, and expects to see what it prints.
+    """
     script = tmp_path / "shows.py"
     script.write_text(
-        "print(sorted(globals()), type(__loader__).__name__, __loader__.get_source(__name__), __cached__)"
+        "import sys; print(sorted(globals()), type(__loader__).__name__, __loader__.get_source(__name__), "
+        "__cached__, sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__)"
     )
     python = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
     assert finish("run", script).out == f"[rank 0] {python.stdout}"

@@ -87,8 +87,9 @@ def _set_up_process(env: Mapping[str, str], wiring: Wiring) -> None:
     os.dup2(null, 0)
     for fd in (wiring.stdout, wiring.stderr, null, *wiring.foreign):
         os.close(fd)
-    sys.stdout = open(1, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115 - stays open
-    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
+    out, err = (open(fd, "w", buffering=1, closefd=False, errors="replace") for fd in (1, 2))  # noqa: SIM115
+    # A program that has replaced sys.stdout sets it back to sys.__stdout__.
+    vars(sys).update(stdout=out, __stdout__=out, stderr=err, __stderr__=err)
     faulthandler.enable()
     own_stacks.answer(wiring.stacks)
     os.environ.update(env)
