@@ -29,11 +29,12 @@ def elastic(
     replicas: int,
     here: int,
     least: int = 1,
+    most: int = 4,
     saves: bool = True,
     excluded: frozenset[int] = frozenset(),
 ) -> Membership:
-    """An elastic job with this many replicas, of which the first `here` have joined; it may have four."""
-    job = Job(uid="u", attempt=2, replicas=replicas, limits=Limits(least, 4, excluded), saves=saves)
+    """An elastic job with this many replicas, of which the first `here` have joined."""
+    job = Job(uid="u", attempt=2, replicas=replicas, limits=Limits(least, most, excluded), saves=saves)
     found = Membership(job=job, budget=RestartBudget())
     for replica in range(here):
         found.join(hello(replica), NOW)

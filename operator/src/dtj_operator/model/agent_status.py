@@ -106,7 +106,7 @@ class _Answer(Reported, frozen=True, kw_only=True):
         return self.missing or ()
 
 
-class _OtherAnswer(_Reported, frozen=True, kw_only=True):
+class _OtherAnswer(Reported, frozen=True, kw_only=True):
     """What an agent other than replica 0's says about replica 0's."""
 
     job: _Name | None = None
