@@ -9,6 +9,7 @@ from dtj_operator.model.views import PodGroupView
 from dtj_operator.plan.actions import Create, CreatePod, Delete, Ungroup
 from dtj_operator.plan.planner import plan
 from dtj_operator.plan.policies.ungroup import ungroup
+from dtj_operator.plan.report import pace
 from dtj_operator.plan.report.conditions import obstacle
 from dtj_operator.plan.report.status import new_status
 from tests.support.builders import NOW, JobBuilder, PodBuilder, at, job, pod, pod_group
@@ -302,7 +303,10 @@ def test_recreated_pods_are_placed_one_by_one_and_the_group_is_not_waited_for() 
     verdict = plan(off.snapshot()).verdict
     assert isinstance(verdict, Ungroup)
 
-    replaced = off.stored(new_status(off.snapshot(), verdict)).without(0, 2, 3)
+    stored = new_status(off.snapshot(), verdict)
+    before = new_status(off.snapshot(), None)
+    assert pace.write_at(before, stored, now=NOW, last_write=NOW, progress_due=False) == NOW, "at once"
+    replaced = off.stored(stored).without(0, 2, 3)
     assert joined(replaced) == {"digits-0": None, "digits-2": None, "digits-3": None}
     alone = replaced.but(pod(0).with_uid("b").unschedulable())
     found = obstacle(alone.snapshot())
