@@ -540,6 +540,20 @@ def test_rank_that_nccl_aborts_for_a_lost_peer_is_not_the_culprit(node: Node, wh
     assert (why in ending.message) == (cause == "PeerLost")
 
 
+def abort_as_gloo_does() -> None:
+    os.write(2, b"terminate called after throwing an instance of 'gloo::EnforceNotMet'\n")
+    os.write(2, b"  what():  16 vs 4.\n")
+    os.abort()
+
+
+def test_exception_of_native_code_is_the_message_of_the_rank_that_it_aborts(node: Node) -> None:
+    supervisor = node.run(abort_as_gloo_does)
+    node.until_all_have_ended()
+    (ending,) = supervisor.endings()
+    assert (ending.cause, ending.signal) == ("Signal", signal.SIGABRT)
+    assert ending.message == "killed by SIGABRT: 16 vs 4."
+
+
 def test_signal_to_the_pod_is_forwarded_to_its_ranks(node: Node) -> None:
     supervisor = node.run(signal.pause)
     supervisor.stop(signal.SIGTERM)
