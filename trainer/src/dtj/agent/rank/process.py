@@ -39,7 +39,7 @@ _WATCHDOG = re.compile(
 )
 # What C++ prints of an exception that nothing caught, before it aborts: gloo's of a rank that sent more than
 # this one expected, since they called other collectives.
-_UNCAUGHT = re.compile(rb"  what\(\):  (.+)")
+_UNCAUGHT = re.compile(rb"  what\(\):  (.+?)(?:\"})?$", re.MULTILINE)  # also in a line of JSON
 
 
 @dataclass(kw_only=True)
