@@ -47,6 +47,17 @@ def test_sum_of_scores_does_not_depend_on_their_type(dtype: torch.dtype, value: 
     assert scored == value
 
 
+def test_score_may_be_on_another_device_of_the_rank() -> None:
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):  # it is copied, at least
+        evaluate(
+            lambda mb: torch.ones(len(mb), device="meta"),
+            feed(4, batch=2, once=True),
+            strategy=single(),
+            precision=Precision("fp32", CPU),
+            group=None,
+        )
+
+
 class AppleGPU(TorchFunctionMode):
     """The CPU as "mps", which has no float64."""
 

@@ -80,7 +80,7 @@ def _mean(scores: Iterable[Score], device: torch.device, group: "dist.ProcessGro
                 fix="return one value per sample, e.g. model(mb.x).argmax(1) == mb.y; or pass a metric",
             )
         if not is_dummy:
-            total.add_(found.sum(dtype=sum_type))
+            total.add_(found.sum(dtype=sum_type).to(total.device))  # with --devices it may be on another one
             count += samples
     sums = torch.tensor([float(total), count], dtype=torch.float64)
     if group is not None:  # ranks that split one model count the same samples, which does not change the mean
