@@ -125,6 +125,17 @@ def test_loader_of_another_length_on_another_rank_is_refused() -> None:
         feed(loader, size=2).check_alike(lambda mine: [mine, mine - 1])
 
 
+def test_loader_may_reuse_the_memory_of_a_batch() -> None:
+    class Reusing:
+        def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+            batch = {"x": torch.empty(1)}
+            for number in range(4):
+                batch["x"].fill_(number)
+                yield batch
+
+    assert [mb["x"].item() for mb in feed(Reusing(), accumulate=4).batch()] == [0, 1, 2, 3]
+
+
 def test_batch_that_is_none_is_refused() -> None:
     """As a collate function returns it if it leaves out all samples of a batch."""
     f = feed(divided(4, shuffle=False, collate_fn=lambda found: None if 2 in found else found))
