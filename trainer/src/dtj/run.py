@@ -120,6 +120,7 @@ class Run:
         )
         self._callbacks: list[OnLine] = []
         self._batch: Batch | None = None
+        self._said: set[str] = set()
         self._moving = step_backward.Moving()
         self._plain = step_backward.PlainForm(
             strategy,
@@ -537,6 +538,7 @@ class Run:
                 strategy=self._strategy,
                 precision=self._precision,
                 group=self._groups.control,
+                warn=self._say_once,
             )
 
         skip = partial(step_evaluate.of_no_sample, metric)
@@ -590,6 +592,11 @@ class Run:
         """Print a line on stderr, on rank 0 only."""
         if self.rank == 0:
             print(f"dtj: {message}", file=sys.stderr, flush=True)
+
+    def _say_once(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            self.say(message)
 
     def _check_alike(self, total: int) -> None:
         """RecipeError on all ranks if one of them would train otherwise than the others."""
