@@ -207,7 +207,8 @@ class Feed:
 
         Only if the program has asked for `steps_per_epoch`: else it counts in steps.
         """
-        if not self._counts_epochs or total % self.steps_per_epoch:
+        steps = self._source.steps_per_epoch  # 0 of a stream without a whole batch
+        if not self._counts_epochs or not steps or total % steps:
             return
         state = self._source.state(self.position)
         for field, (what, keep) in _STEPS_BY.items():

@@ -183,9 +183,8 @@ class UserLoader(Source):
                 )
             if item is _END:
                 raise self._too_short(done, left)
-            self._data.append(
-                as_batch(item if self._is_new else tree_map_only(torch.Tensor, torch.clone, item))
-            )
+            mine = item if self._is_new else tree_map_only(torch.Tensor, torch.clone, item)
+            self._data.append(as_batch(mine))
             done = self._batches.after(done, 1)
         self._next = epoch * EPOCH + done
         weights = sizes or [1] * wanted  # not the length of their tensors, which need not be batch-first
@@ -326,7 +325,7 @@ class AsItIs:
     A generator of its own is seeded in each epoch: after a restart its samples have the same order.
     As Divided, but the unit is the batches of this rank.
 
-    draws   ranks without a share of their own may read other samples, drawn from the global generators
+    draws   it may take its samples by the global generators, so they differ among ranks that share nothing
     """
 
     unit = "batches"
