@@ -282,7 +282,7 @@ class Run:
         A `break` ends the loop immediately: the current step does not count as done, and nothing is saved.
         Code after it counts as part of a step, since other ranks may continue: use `pause` if it takes long.
         """
-        total = whole_steps(total)
+        total = self._progress.feed.checked_total(whole_steps(total), self.step)
         logger = self._begin_loop(total)
         progress, feed, started = self._progress, self._progress.feed, self.step
         with self._groups.stop.installed():
@@ -311,7 +311,6 @@ class Run:
     def _begin_loop(self, total: int) -> Logger:
         progress, feed = self._progress, self._progress.feed
         check_equal_shares(self._strategy.models, feed, ranks=self.size)
-        feed.check_total(total)
         self._strategy.check_unchanged()
         if progress.has_begun and progress.is_over:
             raise RecipeError(
