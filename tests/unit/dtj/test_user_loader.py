@@ -125,6 +125,17 @@ def test_loader_of_another_length_on_another_rank_is_refused() -> None:
         feed(loader, size=2).check_alike(lambda mine: [mine, mine - 1])
 
 
+def test_loader_may_reuse_the_memory_of_a_batch() -> None:
+    class Reusing:
+        def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+            batch = {"x": torch.empty(1)}
+            for number in range(4):
+                batch["x"].fill_(number)
+                yield batch
+
+    assert [mb["x"].item() for mb in feed(Reusing(), accumulate=4).batch()] == [0, 1, 2, 3]
+
+
 def test_batch_that_is_none_is_refused() -> None:
     """As a collate function returns it if it leaves out all samples of a batch."""
     f = feed(divided(4, shuffle=False, collate_fn=lambda found: None if 2 in found else found))
@@ -153,12 +164,15 @@ def test_epochs_do_not_change_with_the_number_of_ranks(ranks: int, batch: int, k
     after.load_state_dict(before.state_dict())
     total = 4 * after.steps_per_epoch
     if keeps:
-        after.check_total(total)
+        assert after.checked_total(total, 20) == total
         read(after, total - 20)
         assert (after.epoch, after.state_dict()["samples"]) == (4, 0)
     else:
         with pytest.raises(RecipeError, match=r"8 steps per epoch, this run has 4, so .*\n.*// run.size"):
-            after.check_total(total)
+            after.checked_total(total, 20)
+        read(before, 12)
+        after.load_state_dict(before.state_dict())
+        assert after.checked_total(total, 32) == 32, "those epochs are done"
 
 
 @pytest.mark.parametrize("seed", [None, 5])
@@ -278,7 +292,7 @@ def test_epoch_continues_whatever_the_length_of_the_others(accumulate: int) -> N
         before = read(f, done)
         again.load_state_dict(f.state_dict())
         assert before + read(again, steps - done) == expected
-        again.check_total(3 * again.steps_per_epoch)
+        assert again.checked_total(3 * again.steps_per_epoch, done) == 3 * again.steps_per_epoch
     assert expected[:8] == [0, 1, 100, 101, 102, 103, 104, 200]
 
 

@@ -120,6 +120,7 @@ class Run:
         )
         self._callbacks: list[OnLine] = []
         self._batch: Batch | None = None
+        self._said: set[str] = set()
         self._moving = step_backward.Moving()
         self._plain = step_backward.PlainForm(
             strategy,
@@ -282,7 +283,7 @@ class Run:
         A `break` ends the loop immediately: the current step does not count as done, and nothing is saved.
         Code after it counts as part of a step, since other ranks may continue: use `pause` if it takes long.
         """
-        total = whole_steps(total)
+        total = self._progress.feed.checked_total(whole_steps(total), self.step)
         logger = self._begin_loop(total)
         progress, feed, started = self._progress, self._progress.feed, self.step
         with self._groups.stop.installed():
@@ -312,7 +313,6 @@ class Run:
     def _begin_loop(self, total: int) -> Logger:
         progress, feed = self._progress, self._progress.feed
         check_equal_shares(self._strategy.models, feed, ranks=self.size)
-        feed.check_total(total)
         self._strategy.check_unchanged()
         if progress.has_begun and progress.is_over:
             raise RecipeError(
@@ -539,6 +539,7 @@ class Run:
                 strategy=self._strategy,
                 precision=self._precision,
                 group=self._groups.control,
+                warn=self._say_once,
             )
 
         skip = partial(step_evaluate.of_no_sample, metric)
@@ -592,6 +593,11 @@ class Run:
         """Print a line on stderr, on rank 0 only."""
         if self.rank == 0:
             print(f"dtj: {message}", file=sys.stderr, flush=True)
+
+    def _say_once(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            self.say(message)
 
     def _check_alike(self, total: int) -> None:
         """RecipeError on all ranks if one of them would train otherwise than the others."""

@@ -198,26 +198,31 @@ class Feed:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raise RecipeError if the state was saved with another dataset or seed.
 
-        See also `check_total`.
+        See also `checked_total`.
         """
         self.position, self._restored = self._source.position(state), state
 
-    def check_total(self, total: int) -> None:
-        """RecipeError if so many steps are whole epochs, whose steps were others in the restored state.
+    def checked_total(self, total: int, step: int) -> int:
+        """`total`. RecipeError if it counts epochs, and an epoch had other steps in the restored state.
 
-        Only if the program has asked for `steps_per_epoch`: else it counts in steps.
+        It counts them if it is a multiple of `steps_per_epoch`, which the program has asked for. If those
+        epochs are done, nothing is left: `step`, the present one.
         """
-        if not self._counts_epochs or total % self.steps_per_epoch:
-            return
+        steps = self._source.steps_per_epoch  # 0 of a stream without a whole batch
+        if not self._counts_epochs or not steps or total % steps:
+            return total
         state = self._source.state(self.position)
         for field, (what, keep) in _STEPS_BY.items():
             was, now = self._restored.get(field), state.get(field)
             if None not in {was, now} and was != now:
+                if self.epoch * steps >= total:
+                    return step
                 raise RecipeError(
                     f"the checkpoint was made with {what.format(was)}, this run has {now}, so the number of "
                     "epochs would change",
                     fix=f"{keep.format(was)}, or count in steps: run.steps(1000), Recipe(steps=1000)",
                 )
+        return total
 
     def _loaded_ahead(self) -> Copying | None:
         ahead, self._ahead = self._ahead, None

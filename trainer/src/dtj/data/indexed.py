@@ -87,7 +87,7 @@ class Indexed(Source):
         return (
             f"the dataset {type(self.dataset).__name__} has another first sample on each rank. If it was "
             "divided among the ranks, most samples are never used\n"
-            "  fix: pass the whole dataset on every rank, since run.data divides it"
+            "  fix: pass the whole dataset on every rank, since dtj divides it"
         )
 
     def close(self) -> None:

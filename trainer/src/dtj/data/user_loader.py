@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from dtj.data import order, worker
@@ -50,6 +51,8 @@ class UserLoader(Source):
         self._steps = None if batches is None else -(-batches // accumulate)
         self._own = OwnEpochs(rank=rank, size=size) if batches is None else None
         self._rank, self._size, self._seed, self._accumulate = rank, size, seed, accumulate
+        # Each batch of a step is kept until it is used, and a loader other than torch's may reuse its memory.
+        self._is_new = accumulate == 1 or isinstance(loader, DataLoader)
         self._items: Iterator[Any] | None = None
         self._next = -1  # position of the next item of `_items`
         self._present: RankBatch | None = None
@@ -180,7 +183,8 @@ class UserLoader(Source):
                 )
             if item is _END:
                 raise self._too_short(done, left)
-            self._data.append(as_batch(item))
+            mine = item if self._is_new else tree_map_only(torch.Tensor, torch.clone, item)
+            self._data.append(as_batch(mine))
             done = self._batches.after(done, 1)
         self._next = epoch * EPOCH + done
         weights = sizes or [1] * wanted  # not the length of their tensors, which need not be batch-first
@@ -321,7 +325,7 @@ class AsItIs:
     A generator of its own is seeded in each epoch: after a restart its samples have the same order.
     As Divided, but the unit is the batches of this rank.
 
-    draws   ranks without a share of their own may read other samples, drawn from the global generators
+    draws   it may take its samples by the global generators, so they differ among ranks that share nothing
     """
 
     unit = "batches"
