@@ -25,7 +25,7 @@ from dtj_operator.plan.policies.restart import MAX_REPLACED
 from dtj_operator.plan.snapshot import Snapshot
 
 MAX_RECORDED = 20  # nodes in the status
-MAX_STUCK = 10  # of them: pods that end on none of many nodes have a common cause, which is not the node
+MAX_STUCK = 10  # of them: if pods do not terminate on more nodes, the cause is something that the nodes share
 AVOID_S = 3600.0  # after the last fault
 CAPACITY_WAIT_S = 10.0  # the capacity of old pods takes a moment to become free
 LOST_WAIT_S = 60.0  # by then the scheduler knows that a node is lost
