@@ -50,7 +50,7 @@ SUITES: dict[str, tuple[Command, ...]] = {
     "process": ((*PYTEST, "-n", "4", "--dist", "worksteal", "tests/process"),),
     "integration": ((*PYTEST, "-n", "4", "--dist", "loadgroup", "tests/integration"),),
     "e2e": (
-        (*PYTEST, "--timeout=600", "-n", "4", "--dist", "worksteal", "-m", "not exclusive", "tests/e2e"),
+        (*PYTEST, "--timeout=600", "-n", "6", "--dist", "worksteal", "-m", "not exclusive", "tests/e2e"),
         (*PYTEST, "--timeout=600", "-m", "exclusive", "tests/e2e"),
     ),
     "gpu": ((*PYTEST, "tests/gpu"),),

@@ -1,4 +1,4 @@
-"""A ResNet with a DataLoader of your own: its batch size is that of one rank.
+"""A ResNet with a DataLoader of your own: its batch size is that of one rank, here a part of 64.
 
 dtj run examples/loops/own_loader.py
 dtj run --nproc 2 --precision bf16 examples/loops/own_loader.py
@@ -37,7 +37,7 @@ model = run.parallel(
     )
 )
 opt = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, nesterov=True)
-data = run.loader(DataLoader(known, batch_size=32, shuffle=True, drop_last=True))
+data = run.loader(DataLoader(known, batch_size=64 // run.size, shuffle=True, drop_last=True))
 schedule = torch.optim.lr_scheduler.OneCycleLR(opt, 0.2, total_steps=2 * data.steps_per_epoch)
 run.state(model=model, opt=opt, schedule=schedule, data=data)
 

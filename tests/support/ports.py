@@ -33,10 +33,13 @@ def published_port() -> int:
     raise AssertionError("three thousand ports are taken")
 
 
-def own_address() -> str:
-    """Return a loopback address that only this process uses, for servers whose port is fixed."""
+def own_address(number: int = 0) -> str:
+    """Return a loopback address that only this process uses, for servers whose port is fixed.
+
+    number  0 or 1: each process has two
+    """
     pid = os.getpid()
-    return f"127.{1 + (pid >> 16)}.{pid >> 8 & 255}.{pid & 255}"
+    return f"127.{1 + 64 * number + (pid >> 16)}.{pid >> 8 & 255}.{pid & 255}"
 
 
 def _reserve(port: int) -> None:

@@ -28,6 +28,7 @@ def submit(  # noqa: PLR0913 - the options of a command line
     cpu: str | float = "",
     memory: str | int = "",
     image: str = "",
+    user: int | None = None,
     env: Mapping[str, object] | None = None,
     env_from: str | Sequence[str] = (),
     checkpoints: str = "",
@@ -48,6 +49,7 @@ def submit(  # noqa: PLR0913 - the options of a command line
     gpus         per pod, such as 8 or "amd.com/gpu=8"; None: as in the template, else CPUs only
     cpu, memory  of each pod, such as 4 and "16Gi": request and limit; empty: as in the template
     image        empty: as in the template, else the trainer image
+    user         number of a user that runs it; None: as in the template, else the image's, unless it is root
     env          variables of the program; a value that is not a string is written as one
     env_from     more of them: "secret/NAME" or "configmap/NAME", or one: "VARIABLE=secret/NAME/KEY"
     checkpoints  PersistentVolumeClaim for checkpoints
@@ -71,6 +73,7 @@ def submit(  # noqa: PLR0913 - the options of a command line
     for argument, value in words.items():
         _check(argument, value, str, "a string")
     _check("replicas", replicas, (int, NoneType), "a whole number, or None")
+    _check("user", user, (int, NoneType), "the number of a user, or None")
     _check("env", env, (Mapping, NoneType), "a dictionary, or None")
     _check("env_from", env_from, (str, list, tuple), "a string, or a list of strings")
     _check("folder", folder, (str, Path, NoneType), "a path, or None")
@@ -97,6 +100,7 @@ def submit(  # noqa: PLR0913 - the options of a command line
         cpu=str(cpu),
         memory=str(memory),
         image=image,
+        user=user,
         env_from=[env_from] if isinstance(env_from, str) else env_from,
         env={variable: str(value) for variable, value in (env or {}).items()},
         claim=checkpoints,

@@ -22,9 +22,37 @@ IGNORE_FILES = (".gitignore", ".dtjignore")
 NEVER = (".git", ".mypy_cache/", ".ruff_cache/", ".venv/", "venv/", "node_modules/", "__pycache__/", "*.pyc")
 # Everybody who may read ConfigMaps in the namespace could read these.
 SECRETS = (
-    *(".env", ".env.*", "*.pem", "*.key", "*.p12", "id_rsa*", "id_ed25519*", ".netrc", ".npmrc", ".pypirc"),
-    *("*kubeconfig*", ".kube/", ".aws/", ".ssh/", "credentials*.json", "service-account*.json"),
-    *(".envrc", "*.pfx", ".git-credentials", ".docker/", ".config/gcloud/", ".vault-token", "kaggle.json"),
+    *(
+        ".env",
+        ".env.*",
+        "*.env",
+        ".envrc",
+        "*.pem",
+        "*.key",
+        "*.p12",
+        "*.pfx",
+        "id_rsa*",
+        "id_dsa*",
+        "id_ecdsa*",
+    ),
+    *("id_ed25519*", ".ssh/", ".netrc", ".npmrc", ".pypirc", ".git-credentials", ".docker/", ".vault-token"),
+    *(
+        "*kubeconfig*",
+        ".kube/",
+        ".aws/",
+        ".azure/",
+        ".boto",
+        ".s3cfg",
+        ".config/gcloud/",
+        "*credentials*.json",
+    ),
+    *(
+        "*service-account*.json",
+        "*service_account*.json",
+        "client_secret*.json",
+        "rclone.conf",
+        "kaggle.json",
+    ),
     *(".huggingface/", ".cache/huggingface/token", ".streamlit/secrets.toml"),
 )
 
@@ -91,7 +119,7 @@ def pack(
         fix = "make it readable, or list its folder in a .dtjignore above it"
         raise ClientError(f"cannot read {error.filename}: {error.strerror}", fix) from error
     folder, secret = folder or Path(), _spec(SECRETS)
-    hidden = tuple(path for path in found if secret.match_file(path))
+    hidden = tuple(path for path in found if secret.match_file(path.lower()))
     shown = [path for path in found if path not in hidden]
     links = tuple(path for path in shown if (folder / path).is_symlink())
     files = tuple(path for path in shown if path not in links)
@@ -187,7 +215,11 @@ def _files(folder: Path) -> Iterator[str]:
         if here != folder and (lines := [*_patterns(here)]):
             rules[here] = _spec(lines)
         links = [name for name in folders if (here / name).is_symlink()]
-        folders[:] = sorted(name for name in folders if not ignored(here / name, "/"))
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not (ignored(here / name, "/") or (here / name / "pyvenv.cfg").is_file())
+        )
         for path in (here / name for name in sorted((*files, *links))):
             if (path.is_symlink() or path.is_file()) and not ignored(path):
                 yield path.relative_to(folder).as_posix()

@@ -121,7 +121,7 @@ def follow_to_the_end(
             has_begun.set()
             echo(shown(line))
     except KeyboardInterrupt:
-        click.echo(f"{name} continues; kubectl dtj stop {name} ends it", err=True)
+        click.echo(f"{name} continues; kubectl dtj stop {name}{kubectl.chosen} ends it", err=True)
         raise
     finally:
         has_begun.set()
@@ -157,6 +157,6 @@ def ended(job: Job, *, err: bool = False) -> int:
             _ = job.manifest
         except GoneError:  # with ttlSecondsAfterFinished
             verb = "events"
-    said = [*indented(status.message), f"  kubectl dtj {verb} {job.name} shows more"]
+    said = [*indented(status.message), f"  kubectl dtj {verb} {job.name}{job.kubectl.chosen} shows more"]
     click.echo("\n".join(said), err=err)
     return 1

@@ -21,8 +21,9 @@ from dtj_client.template import find, origins
 FILE = click.Path()  # the completion of the shell offers files
 NAMED = 10  # files that are not sent
 BEFORE_THE_PROGRAM = (
-    *("--checkpoints", "--code-claim", "--dry-run", "--env-from", "--follow", "--gpus", "--no-code"),
-    *("--queue", "--replicas", "--requirements", "--template"),
+    *("--checkpoints", "--code-claim", "--context", "--cpu", "--dry-run", "--env-from", "--follow", "--gpus"),
+    *("--image", "--kubeconfig", "--memory", "--namespace", "--no-code", "--queue", "--replicas"),
+    *("--requirements", "--template", "--user", "-n"),
 )
 WITH_A_FILE = ("file", "name", "dry_run", "follow", "output", "command")
 
@@ -83,6 +84,12 @@ class _Submit(click.Command):
     default="",
     metavar="IMAGE",
     help="Has what the program imports; for a .py file also dtj. [default: the trainer image]",
+)
+@click.option(
+    "--user",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Run as the user of this number, such as 1000; needed if the image's user is root.",
 )
 @click.option(
     "--env",
@@ -173,7 +180,11 @@ def submit(
         click.echo(kubectl.apply(each), err=True)
     stored = delivery.submit(kubectl, sent, bar) if sent else submission.create(kubectl, job)
     made = stored["metadata"]["name"]
-    click.echo(_text([stored], output) if output else f"submitted {made}; kubectl dtj status {made} shows it")
+    click.echo(
+        _text([stored], output)
+        if output
+        else f"submitted {made}; kubectl dtj status {made}{kubectl.chosen} shows it"
+    )
     if follow:
         return follow_to_the_end(kubectl, made)
     return 0

@@ -19,10 +19,15 @@ from dtj_client.kubectl import Json
 from dtj_client.manifest import BY_THE_OPERATOR
 from dtj_client.template import fields, merge
 
-_OF_THE_SERVER = ("creationTimestamp", "generation", "managedFields", "resourceVersion", "selfLink", "uid")
+# With an owner or a finalizer of the old job the new one would be deleted with it, or never.
+_OF_THE_OLD = (
+    *("creationTimestamp", "deletionGracePeriodSeconds", "deletionTimestamp", "finalizers", "generateName"),
+    *("generation", "managedFields", "ownerReferences", "resourceVersion", "selfLink", "uid"),
+)
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _RUNTIMES = ("ClusterTrainingRuntime", "TrainingRuntime")
 _OF_THE_POD = frozenset(accelerate.PLACE.values())  # variables that Kubernetes replaces
+_QUEUE = "kueue.x-k8s.io/queue-name"  # label
 _TRAINING = "node"  # of a runtime's jobs and containers, the ones that train
 
 
@@ -57,6 +62,10 @@ def convert(text: str) -> list[Converted]:
     return converted
 
 
+_NOT_ROOT = (
+    "no user was named: pods do not run as root here, so for an image whose user is root write "
+    "securityContext.runAsUser, such as 1000, into spec.template.spec"
+)
 _FIX = "give a file with a PyTorchJob, TrainJob or Job, or an sbatch script"
 _BY_HAND = (
     f"{_FIX}; for another kind write the job: kubectl dtj submit --dry-run -- train.py prints one, in which "
@@ -87,7 +96,7 @@ def _object(old: Json, runtimes: Json) -> Converted:
     for key in ("apiVersion", "status"):
         rest.pop(key, None)
     kind, metadata = rest.pop("kind"), rest.pop("metadata", {})
-    for key in _OF_THE_SERVER:
+    for key in _OF_THE_OLD:
         metadata.pop(key, None)
     (metadata.get("annotations") or {}).pop(_LAST_APPLIED, None)
     spec: Json = {}
@@ -101,6 +110,8 @@ def _object(old: Json, runtimes: Json) -> Converted:
             f"runtime {runtime} is not in the file: convert both together "
             f"(kubectl get clustertrainingruntime {runtime} -o yaml prints it), or copy what it adds to pods"
         )
+    if _QUEUE in (metadata.get("labels") or {}) and spec.pop("suspend", None):
+        notes.append("left out: suspend: true: Kueue keeps the job waiting until it admits it")
     new = _finished(metadata.pop("name", None) or "converted", spec, notes, metadata)
     if kind == "PyTorchJob":
         _count_pods(new)
@@ -125,7 +136,10 @@ def _finished(name: str, spec: Json, notes: list[str], metadata: Json) -> Conver
     containers = pod.setdefault("containers", [{}])
     trainer = _trainer(containers)
     trainer["name"] = "trainer"
-    if not trainer.get("image"):
+    if trainer.get("image"):
+        if not any("runAsUser" in (each.get("securityContext") or {}) for each in (pod, trainer)):
+            notes.append(_NOT_ROOT)
+    else:
         try:
             image = manifest.image_for(manifest.limits_of(trainer))
         except ClientError as error:
@@ -138,7 +152,7 @@ def _finished(name: str, spec: Json, notes: list[str], metadata: Json) -> Conver
             )
     _remove_rendezvous(trainer, notes)
     words = [*(trainer.get("command") or ()), *(trainer.get("args") or ())]
-    on_cpus = not manifest.accelerators(manifest.limits_of(trainer))
+    on_cpus = manifest.is_on_cpus(trainer)
     accelerated = partial(accelerate.clean, on_cpus=on_cpus)
     if launched := torchrun.clean(words) or torchrun.in_a_shell(words):
         trainer["command"] = launched.words
@@ -226,15 +240,18 @@ def _count_pods(new: Converted) -> None:
     trainer = next(c for c in spec["template"]["spec"]["containers"] if c["name"] == "trainer")
     words = [str(word) for word in (*(trainer.get("command") or ()), *(trainer.get("args") or ()))]
     gpus = manifest.accelerators(manifest.limits_of(trainer))
-    named = spec.get("processesPerReplica", "auto") != "auto"
-    if (
-        named
-        or sum(map(int, gpus.values())) < 2
-        or not words
-        or words[0].rpartition("/")[2] not in torchrun.SHELLS
-    ):
+    if spec.get("processesPerReplica", "auto") != "auto" or sum(map(int, gpus.values())) < 2 or not words:
         return
-    if re.search(r"\$\{?(RANK|WORLD_SIZE)\b", " ".join(words)):
+    program = words[0].rpartition("/")[2]
+    if re.fullmatch(r"python[0-9.]*", program) and not torchrun.clean(words) and not accelerate.clean(words):
+        spec["processesPerReplica"] = 1
+        notes.append(
+            "processesPerReplica: 1: one process in each pod, as before; with torchrun or dtj run as the "
+            "command each GPU has one without this line"
+        )
+    elif program not in torchrun.SHELLS:
+        return
+    elif re.search(r"\$\{?(RANK|WORLD_SIZE)\b", " ".join(words)):
         spec["processesPerReplica"] = 1
         notes.append("processesPerReplica: 1: RANK and WORLD_SIZE in the command count pods")
     else:

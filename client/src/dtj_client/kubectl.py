@@ -36,7 +36,9 @@ _COPIED = 200 << 10  # bytes of an object that kubectl apply can copy into an an
 
 _NOT_FOUND = re.compile(re.escape(KIND) + r' "(?P<name>[^"]*)" not found')
 _LOG_LINE = re.compile(r"[EIW]\d{4} ")  # of the libraries in kubectl
-_PREFIX = re.compile(r"\A[Ee]rror: ")  # that of the kubectl of the Google Cloud CLI is upper case
+_PREFIX = re.compile(
+    r"\A[Ee]rror(?: from server \(BadRequest\))?: "
+)  # that of the kubectl of the Google Cloud CLI is upper case
 # The API server lists errors in lines; one says that rules were not checked because of the others.
 _NOT_CHECKED = re.compile(r"\n\* <nil>: Invalid value: null: some validation rules were not checked[^\n]*")
 _ONLY_ONE = re.compile(r"(?<= is invalid): \n\* (?=[^\n]*$)")
@@ -148,7 +150,9 @@ _EXPLAINED = [
         ),
         (
             r"etcdserver: |currently unable to handle the request|[Tt]oo many requests|handshake timeout"
-            r"|connection reset|connection lost|unexpected EOF|Timeout: request did not complete",
+            r"|connection reset|connection lost|unexpected EOF|Timeout: request did not complete"
+            # HTTP 504; and 500 or 502, of a load balancer before API servers that restart
+            r"|in the time allotted|prevented the request from succeeding",
             "the API server gave no answer: {said}",
             "try again",
             UnreachableError,
@@ -176,6 +180,12 @@ class Kubectl:
                 "kubectl is not on the PATH", "install kubectl; kubectl dtj uses its logins and contexts"
             )
         return [found, *self.options, *words]
+
+    @property
+    def chosen(self) -> str:
+        """The user's options, for a command that may be copied: " --namespace team"; or nothing."""
+        found = dict(each.removeprefix("--").split("=", 1) for each in self.options)
+        return "".join(f" --{name} {value}" for name, value in found.items())
 
     def in_namespace(self, namespace: str) -> "Kubectl":
         """Return a kubectl for this namespace, unless it is empty or the user chose one."""
@@ -235,9 +245,14 @@ class Kubectl:
             raise self.error(said.text)
 
     def may(self, verb: str, kind: str) -> bool:
-        """Whether the user has a right in the namespace. Raises ClientError if kubectl cannot say."""
+        """Whether the user has a right in the namespace, such as to get pods/log.
+
+        Raises ClientError if kubectl cannot say.
+        """
         how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        with self.start("auth", "can-i", verb, kind, **how) as process:
+        kind, _, part = kind.partition("/")  # kubectl takes what follows a slash for the name of an object
+        options = [f"--subresource={part}"] if part else []
+        with self.start("auth", "can-i", verb, kind, *options, **how) as process:
             out, said = process.communicate()
         if process.returncode and not out.startswith(b"no"):
             raise self.error(said)

@@ -6,11 +6,12 @@ import queue
 import re
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from dtj_client.errors import ClientError, ForbiddenError, Patience, SilentNodeError
+from dtj_client.errors import ClientError, ForbiddenError, Patience, SilentNodeError, UnreachableError
 from dtj_client.kubectl import JOB_LABEL, Json, Kubectl, index_of
 from dtj_client.progress import Progress, ignore
 
@@ -21,6 +22,7 @@ MOST_FOLLOWED = 64  # logs; each takes a process of kubectl with some 40 MB
 NEXT_POD_S = 1.0  # between two looks for the pod that replaces one, or for more of its log
 LOOK_S = 5.0  # the same while the logs of all replicas are read: some may be added
 TRIES = 5  # for the log of an ended pod; its node may be gone
+STAYS_S = 5.0  # a pod that still runs so long after the end of its job is left alone by the operator
 _NO_LOG = ("waiting to start", "ContainerCreating", '" not found')  # so far, or any more
 _ENDED = ("Succeeded", "Failed")  # phases of a pod
 
@@ -85,12 +87,10 @@ def snapshot(
     def read(pod: Json) -> list[Line]:
         try:
             said = kubectl.run("logs", pod["metadata"]["name"], "--timestamps", *flags)
-        except SilentNodeError as error:  # the logs of the other pods are there
-            return [Line("", index_of(pod, job), f"no log: {error.message}")]
         except ClientError as error:
-            if any(text in error.message for text in _NO_LOG):
-                return []
-            raise
+            if _is_about_all(error):
+                raise
+            return _no_log(index_of(pod, job), error)
         return list(parse(index_of(pod, job), said.split("\n")))
 
     found: list[list[Line]] = []
@@ -99,6 +99,19 @@ def snapshot(
             found.append(lines)
             progress(len(found), len(pods))
     return merge(found)
+
+
+def _is_about_all(error: ClientError) -> bool:
+    """Whether each pod would have this error."""
+    return isinstance(error, ForbiddenError | UnreachableError) or error.message.startswith(
+        "invalid argument"
+    )
+
+
+def _no_log(replica: int, error: ClientError) -> list[Line]:
+    """What to show in place of a pod's log; nothing if there cannot be one."""
+    has_none = any(text in error.message for text in _NO_LOG)
+    return [] if has_none else [Line("", replica, f"no log: {error.message}")]
 
 
 def follow_job(
@@ -142,53 +155,60 @@ class _Following:
     lines: "queue.Queue[Line | Exception | None]" = field(default_factory=queue.Queue)
     _is_over: threading.Event = field(default_factory=threading.Event)
     _has_changed: threading.Event = field(default_factory=threading.Event)  # a log or everything has ended
-    _processes: set["subprocess.Popen[bytes]"] = field(default_factory=set)
+    _processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)  # by uid of the pod
     _read: set[str] = field(default_factory=set)  # uids of pods whose logs are read at this moment
     _newest: dict[str, str] = field(default_factory=dict)  # time of the last line by uid of the pod
     _left: dict[str, int] = field(default_factory=dict)  # by uid: how often a log may be asked for again
+    _stays: set[str] = field(default_factory=set)  # uids of pods that run on after the end of the job
+    _silent: set[str] = field(default_factory=set)  # uids of pods of which a line says why there is no log
 
     def end(self) -> None:
         """End the threads, and their processes: a quiet log would keep them."""
         self._is_over.set()
         self._has_changed.set()
-        for each in tuple(self._processes):
+        for each in tuple(self._processes.values()):
             each.kill()
 
     def run(self) -> None:
         """Look for pods until the job is over and all logs were read."""
-        patience, over = Patience(), False
+        patience, over_since = Patience(), None
         try:
             while not self._is_over.is_set():
                 with patience.forgiving():
                     over = self.finished()
-                    begun = [self._begin(*pod, over=over) for pod in self._pods()]
+                    over_since = (over_since or time.monotonic()) if over else None
+                    pods = list(self._pods())
+                    if over_since and time.monotonic() >= over_since + STAYS_S:
+                        self._leave(pods)
+                    begun = [self._begin(*pod, over=over) for pod in pods]
                     if over and not self._read and not any(begun):
                         break
                 is_complete = len(self._read) >= len(self.replicas)
-                self._has_changed.wait(LOOK_S if is_complete and not over else NEXT_POD_S)
+                self._has_changed.wait(LOOK_S if is_complete and not over_since else NEXT_POD_S)
                 self._has_changed.clear()
         except Exception as error:  # noqa: BLE001 - any other: the reader would wait forever
             self.lines.put(error)
         self.lines.put(None)
 
     def _pods(self) -> Iterator[tuple[int, str, str]]:
-        """Yield index, uid and phase of each pod that has begun.
+        """Yield index, uid and phase of each pod that has begun; a deleted one has the phase Deleted.
 
         A pod that ends soon after its init containers can be Pending and have an exit code.
         """
         code = "{.status.containerStatuses[*].state.terminated.exitCode}"
-        fields = "{.metadata.name} {.metadata.uid} {.status.phase} " + code
+        fields = "{.metadata.name} {.metadata.uid} {.status.phase},{.metadata.deletionTimestamp} " + code
         fields = f'{{range .items[*]}}{fields}{{"\\n"}}{{end}}'
         words = ("get", "pods", f"--selector={JOB_LABEL}={self.job}", "-o", f"jsonpath={fields}")
         for line in self.kubectl.run(*words).splitlines():
-            name, uid, phase, *codes = f"{line} ".split(" ")
+            name, uid, state, *codes = f"{line} ".split(" ")
+            phase, _, deleted = state.partition(",")
             index = name.removeprefix(f"{self.job}-")
             if not index.isdecimal():
                 continue
             is_new = self.with_new and int(index) < MOST_FOLLOWED
             chosen = is_new or int(index) in self.replicas
             if chosen and (phase not in ("", "Pending") or any(codes)):
-                yield int(index), uid, phase
+                yield int(index), uid, "Deleted" if deleted and phase not in _ENDED else phase
 
     def _begin(self, index: int, uid: str, phase: str, *, over: bool) -> bool:
         """Read a pod's log in a thread, unless it was read; return whether it was not."""
@@ -199,30 +219,49 @@ class _Following:
         threading.Thread(target=self._keep, args=(index, uid, is_last), daemon=True).start()
         return True
 
+    def _leave(self, pods: Iterable[tuple[int, str, str]]) -> None:
+        """Follow the pods no longer that run on after the end of the job: with cleanPodPolicy None."""
+        for _, uid, phase in pods:
+            if phase == "Running" and uid not in self._stays:
+                self._stays.add(uid)
+                if process := self._processes.get(uid):
+                    process.kill()
+
     def _keep(self, index: int, uid: str, is_last: bool) -> None:
         """Read a pod's log once."""
         try:
-            is_whole = self._pod(f"{self.job}-{index}", index, uid)
+            error = self._pod(f"{self.job}-{index}", index, uid)
             if is_last:
-                self._left[uid] = 0 if is_whole else self._left[uid] - 1
-            if not (is_last and is_whole):
+                self._left[uid] = 0 if error is None else self._left[uid] - 1
+            if isinstance(error, SilentNodeError) or (error and not self._left[uid]):
+                self._say_why(uid, index, error)
+            if not is_last or error:
                 self._is_over.wait(NEXT_POD_S)  # before it is read on
         except Exception as error:  # noqa: BLE001 - as above
             self.lines.put(error)
         self._read.discard(uid)
         self._has_changed.set()
 
-    def _pod(self, pod: str, index: int, uid: str) -> bool:
-        """Follow a pod until its log or the connection ends; return whether kubectl is content."""
+    def _say_why(self, uid: str, index: int, error: ClientError) -> None:
+        if uid not in self._silent:
+            self._silent.add(uid)
+            for line in _no_log(index, error):
+                self.lines.put(line)
+
+    def _pod(self, pod: str, index: int, uid: str) -> ClientError | None:
+        """Follow a pod until its log or the connection ends; return what kubectl complains about.
+
+        A pod that stays is read, not followed.
+        """
         flags, after = self.flags, self._newest.get(uid, "")
         if after:  # in whole seconds: some lines come again
             flags = [f"--since-time={after}", *(each for each in flags if not each.startswith("--since"))]
-        words = ("logs", pod, "--timestamps", "--follow", *flags)
+        words = ("logs", pod, "--timestamps", *([] if uid in self._stays else ["--follow"]), *flags)
         with self.kubectl.start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert process.stdout is not None
             assert process.stderr is not None
-            self._processes.add(process)
-            if self._is_over.is_set():
+            self._processes[uid] = process
+            if self._is_over.is_set() or (uid in self._stays and "--follow" in words):
                 process.kill()
             # A carriage return does not end a line here, as it would without `newline`.
             lines = io.TextIOWrapper(process.stdout, encoding="utf-8", errors="replace", newline="\n")
@@ -231,9 +270,10 @@ class _Following:
                     self._newest[uid] = line.at
                     self.lines.put(line)
             said = process.stderr.read()
-        self._processes.discard(process)
-        if process.returncode:
-            error = self.kubectl.error(said)
-            if isinstance(error, ForbiddenError) or error.message.startswith("invalid argument"):
-                raise error
-        return process.returncode == 0
+        del self._processes[uid]
+        if not process.returncode:
+            return None
+        error = self.kubectl.error(said)
+        if _is_about_all(error) and not isinstance(error, UnreachableError):
+            raise error
+        return error

@@ -63,6 +63,8 @@ class Request:
               template, else CPUs only
     image     empty: as in the template, else the trainer image
     cpu, memory  that each pod gets, such as 4 and 16Gi; empty: as in the template
+    user      number of the user that runs the program; None: as in the template, else the image's, which may
+              not be root
     env       variables of the program
     env_from  Secrets and ConfigMaps with more of them: secret/NAME, or VARIABLE=secret/NAME/KEY for one
     claim     name of a PersistentVolumeClaim for checkpoints; empty: none
@@ -78,6 +80,7 @@ class Request:
     image: str = ""
     cpu: str = ""
     memory: str = ""
+    user: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     env_from: Sequence[str] = ()
     claim: str = ""
@@ -131,6 +134,13 @@ def accelerators(amounts: Mapping[str, Any]) -> dict[str, Any]:
     return {name: amounts[name] for name in amounts if name.endswith("/gpu") or name in ACCELERATORS}
 
 
+def is_on_cpus(container: Json) -> bool:
+    """Whether a container asks for no accelerator, neither by a number nor by a resource claim."""
+    counts = accelerators(limits_of(container)).values()
+    claims = (container.get("resources") or {}).get("claims")
+    return not claims and all(str(count) == "0" for count in counts)
+
+
 def new_name(program: str) -> str:
     """A name that is free, as far as four random digits can make sure."""
     stem = re.sub(r"[^a-z0-9]+", "-", Path(program).stem.lower()).strip("-")[:40]
@@ -181,12 +191,10 @@ def job(request: Request, *, with_code: bool, template: Json | None = None) -> J
         resources["limits"] |= _gpus(request, template)
         trainer["resources"] = resources
     if (replicas := int(made["spec"]["replicas"])) > 1:
-        trainer["command"] = for_pods(
-            trainer["command"], replicas, on_cpus=not accelerators(limits_of(trainer))
-        )
+        trainer["command"] = for_pods(trainer["command"], replicas, on_cpus=is_on_cpus(trainer))
     if "image" not in trainer:
         trainer["image"] = image_for(limits_of(trainer))
-    if trainer["image"] == CPU_IMAGE and torchrun.clean(trainer["command"]):  # dtj run does it by itself
+    if is_on_cpus(trainer) and torchrun.clean(trainer["command"]):  # dtj run does it by itself
         given = trainer.get("env") or []
         if not any(each["name"] == FOR_ACCELERATE["name"] for each in given):
             trainer["env"] = [*given, FOR_ACCELERATE]
@@ -267,6 +275,10 @@ def asked(request: Request, *, with_code: bool, template: Json | None = None) ->
     if request.amounts:
         trainer["resources"]["requests"] = request.amounts
     pod: Json = {"containers": [trainer]}
+    if request.user is not None:
+        pod["securityContext"] = {"runAsUser": request.user} | (
+            {} if request.user else {"runAsNonRoot": False}
+        )
     if with_code:
         _add_code(pod, trainer, request)
         if request.requirements:

@@ -15,6 +15,8 @@ from dtj_client.report import pod_state
 POLL_S = 1.0
 POLLS = 300  # pods may have to fetch their image first
 POLLS_WITHOUT_POD = 15  # then the operator's message says why there is none, such as a quota
+# Asked for only if a quota demands it; half of the memory is at /dev/shm, which should not look small.
+AMOUNTS = {"cpu": "100m", "memory": "2Gi"}
 SMALL_SHM = 1 << 30  # bytes; PyTorch's DataLoader workers pass their batches through /dev/shm
 
 
@@ -25,7 +27,8 @@ def trial(
 
     image   empty: the trainer image for CPUs
     """
-    with submission.temporary(kubectl, _probe(image, replicas=2)) as members:
+    amounts = _demanded(kubectl)
+    with submission.temporary(kubectl, _probe(image, amounts, replicas=2)) as members:
         pods, said = _answers(kubectl, members, 2, sleep)
         if len(said) < 2:
             yield _nothing(kubectl, members, pods)
@@ -37,7 +40,7 @@ def trial(
         if not said[1].get("connected"):  # so a pod that cannot connect either proves nothing
             yield Finding(Result.UNKNOWN, "network policies: unknown until the pods of a job are connected")
             return
-        outsider = _probe(image, str(pods[0]["status"]["podIP"]), replicas=1)
+        outsider = _probe(image, amounts, str(pods[0]["status"]["podIP"]), replicas=1)
         with submission.temporary(kubectl, outsider) as outside:
             pods, said = _answers(kubectl, outside, 1, sleep)
             yield isolation(said[0]) if said else _nothing(kubectl, outside, pods)
@@ -81,12 +84,24 @@ def isolation(said: Mapping[str, Any]) -> Finding:
     return Finding(Result.BAD, "network policies: not enforced, a pod outside the job connected to it", fix)
 
 
-def _probe(image: str, *arguments: str, replicas: int) -> Json:
+def _demanded(kubectl: Kubectl) -> dict[str, str]:
+    """What each pod must ask for, because a quota of the namespace counts it."""
+    hard = [(each.get("spec") or {}).get("hard") or {} for each in kubectl.items("resourcequotas")]
+    counted = {name.removeprefix("requests.").removeprefix("limits.") for names in hard for name in names}
+    return {name: amount for name, amount in AMOUNTS.items() if name in counted}
+
+
+def _probe(image: str, amounts: Mapping[str, str], *arguments: str, replicas: int) -> Json:
     """A job that runs the probe."""
     source = Path(__file__).with_name("pod_probe.py").read_text()
     command = ["python3", "-c", source, *arguments]
     request = manifest.Request(
-        name=manifest.new_name("doctor"), command=command, replicas=replicas, image=image
+        name=manifest.new_name("doctor"),
+        command=command,
+        replicas=replicas,
+        image=image,
+        cpu=amounts.get("cpu", ""),
+        memory=amounts.get("memory", ""),
     )
     return manifest.job(request, with_code=False)
 

@@ -24,7 +24,8 @@ from dtj_operator.engine.turns import Turns
 from dtj_operator.engine.worker import work
 from dtj_operator.engine.workqueue import WorkQueue
 from dtj_operator.gather import Gatherer
-from dtj_operator.kube import paths, rights, wire
+from dtj_operator.job_metrics import JOBS
+from dtj_operator.kube import optional, paths, rights, wire
 from dtj_operator.kube.api import METADATA_LIST, Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.cache import Cache, PodCache
@@ -59,6 +60,7 @@ FIRST_JOBS = 100  # of those with a fault, before a new leader has read everythi
 LONGEST_STALL_S = 300.0  # if no worker takes a key for longer than this, no worker makes progress
 PROGRESS_WRITES_PER_S = 5.0  # of all jobs together
 LIST_PAUSE_S = 10.0  # after a list of the jobs that failed
+LONGEST_OPTIONAL_LIST_S = 30.0  # what is not required keeps a new leader no longer from the jobs
 RIGHTS_PAUSE_S = 5.0  # between two looks for rights that are missing
 UNSERVED_PAUSE_S = 2.0  # between two looks for our kind if the API server does not serve it
 
@@ -179,6 +181,7 @@ class App:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        JOBS.clear()
         self.queue.close()
         await self._poller.close()
         if self._settings.leader_election:
@@ -230,7 +233,7 @@ class App:
 
         Raises NotServed when it no longer does.
         """
-        version = await feature.until_served(self._steady, self._settings.resync_s)
+        version = await feature.until_served(self._steady, min(optional.LOOK_S, self._settings.resync_s))
         cache.source = source_of(version)
         reflectors = self._reflect(cache)
         self._reflectors = (*self._reflectors, *reflectors)
@@ -303,19 +306,24 @@ class App:
                 self.queue.add_after(key, delay_s, patience_s=BACKLOG_PATIENCE_S)
 
     async def _refill_caches(self) -> None:
-        """List again what may have changed without an event; retry until it succeeds.
+        """List again what may have changed without an event.
 
-        All kinds at once: a new leader handles no job before it has these lists.
+        All kinds at once: a new leader handles no job before it has the lists of those that are required.
         """
         await asyncio.gather(*map(self._relist, self._reflectors))
 
     async def _relist(self, reflector: Reflector[Any]) -> None:
+        """Retry a required list until it succeeds; the watch of another kind continues without the list."""
+        limit_s = None if reflector.required else LONGEST_OPTIONAL_LIST_S
         while reflector.current:  # one that is not current is about to relist by itself
             try:
-                await reflector.relist()
+                async with asyncio.timeout(limit_s):
+                    await reflector.relist()
             except Exception as error:  # noqa: BLE001 - jobs must be handled again, whatever the list has
-                fields = {"what": reflector.what, "error": str(error)}
-                _log.warning("relist failed; retrying", extra=fields)
+                why = str(error) or f"no answer in {limit_s} s"
+                _log.warning("relist failed", extra={"what": reflector.what, "error": why})
+                if not reflector.required:
+                    return
                 await asyncio.sleep(self._chance.uniform(1, 2))
             else:
                 return

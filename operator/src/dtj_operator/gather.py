@@ -96,6 +96,7 @@ class Gatherer:
             gone_since=self._caches.gone_nodes(),
             progress=self._poller.last(key, job.uid, memory.attempt),
             coordinator_silent=self._poller.silent(key, job.uid, memory.attempt),
+            coordinator_silence=self._poller.silence(key, job.uid, memory.attempt),
             readers=self._readers,
             now=now,
             monotonic=monotonic,

@@ -30,6 +30,7 @@ Added = tuple[Any, tuple[str, ...], float | None]  # metric, labels, seconds to 
 
 ONE_LOSS_S = 600.0  # all jobs on a node notice its loss within this time
 REMEMBERED = 1000  # lost nodes
+LEFT_NAMESPACES = 1000  # whose jobs are all gone and whose counters are still there, to be scraped once more
 # Agents report reasons as free text, but each value of a label costs memory in Prometheus.
 REASONS = frozenset(
     ("Exception", "ExitCode", "Signal", "OOMKilled", "Hang", "DeviceFault", "PeerLost", "Stopped")
@@ -57,6 +58,8 @@ class JobTable(Collector):
 
     def __init__(self) -> None:
         self._jobs: dict[Key, _Job] = {}
+        self._number: Counter[str] = Counter()  # of jobs, by namespace
+        self._left: dict[str, None] = {}  # namespaces that no longer have jobs, in order
         self._lost = Newest[str, float](REMEMBERED)  # node -> when its loss was counted
 
     def saw(self, key: Key, s: Snapshot, status: Json) -> None:
@@ -64,14 +67,29 @@ class JobTable(Collector):
         known = self._jobs.get(key)
         if known is None:
             known = self._jobs[key] = _Job(counted=_seconds(s.memory.goodput))
+            self._number[key.namespace] += 1
+            self._left.pop(key.namespace, None)
         ready = condition(status, "PodsReady")
         blocked = ready.get("status") == "False" and ready["reason"] not in UNBLOCKED
         known.phase, known.blocked = status.get("phase", ""), ready["reason"] if blocked else ""
         known.avoids = avoided_nodes(status)
 
     def forget(self, key: Key) -> None:
-        """The job is gone."""
-        self._jobs.pop(key, None)
+        """The job is gone, and maybe its namespace, as where each branch or user has one for a while."""
+        if self._jobs.pop(key, None) is None:
+            return
+        self._number[key.namespace] -= 1
+        if not self._number[key.namespace]:
+            del self._number[key.namespace]
+            self._left[key.namespace] = None
+        if len(self._left) > LEFT_NAMESPACES:
+            first = next(iter(self._left))
+            del self._left[first]
+            metrics.forget_namespace(first)
+
+    def clear(self) -> None:
+        """This process no longer reconciles: kopf has failed, and it may become a follower."""
+        self._jobs.clear()
 
     def wrote(self, key: Key, s: Snapshot, verdict: Verdict | None, status: Json) -> None:
         """Count what a status that was just written adds."""

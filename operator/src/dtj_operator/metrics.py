@@ -86,6 +86,7 @@ ACCELERATOR_SECONDS = Counter(
     " `recovering` or `queued`.",
     ["namespace", "resource", "state"],
 )
+_OF_NAMESPACES = (FINISHED, RESTARTS, FAULTS, ACCELERATOR_SECONDS)
 
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
@@ -99,3 +100,9 @@ def memory_limit(files: Sequence[Path] = _LIMITS) -> int:
         except (OSError, ValueError):  # another version of cgroups, or "max"
             continue
     return limit
+
+
+def forget_namespace(namespace: str) -> None:
+    """Remove its series: a process would otherwise keep those of every namespace that it ever saw."""
+    for counter in _OF_NAMESPACES:
+        counter.remove_by_labels({"namespace": namespace})

@@ -18,10 +18,11 @@ from dtj_operator.kube.jobs import Jobs
 from dtj_operator.kube.recorder import Recorder
 from dtj_operator.model import names, private
 from dtj_operator.model.json import Json
-from dtj_operator.model.memory import RECOVERING, REPLICA, RUNNING
+from dtj_operator.model.memory import RECOVERING, RUNNING
 from dtj_operator.model.names import Key
 from dtj_operator.model.times import soonest
 from dtj_operator.plan.actions import CreatePod, DeleteJob, Verdict
+from dtj_operator.plan.isolation import witnesses
 from dtj_operator.plan.planner import plan, plan_gone
 from dtj_operator.plan.report import pace
 from dtj_operator.plan.report.decisions import decision_line
@@ -201,15 +202,14 @@ class Reconciler:
         pod = s.current.get(0)
         trains = status.get("phase") in (RUNNING, RECOVERING)
         if trains and pod is not None and pod.address and pod.phase == "Running":
-            # The status tells a new leader that the agent answered before.
-            has_answered = s.memory.phase == RUNNING and s.job.recovery.scope == "Auto" and s.scope == REPLICA
             self._poller.follow(
                 key,
                 s.job.uid,
                 s.memory.attempt,
                 pod.address,
                 ranks=s.job.max_replicas * s.job.processes,
-                has_answered=has_answered,
+                has_answered=s.has_answered,
+                others={each.index: each.address for each in witnesses(s)},
             )
         else:
             self._poller.stop(key)

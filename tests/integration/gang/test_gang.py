@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -178,6 +182,55 @@ async def test_groups_that_no_controller_manager_releases_are_named_if_they_are_
         freed = {"metadata": {"finalizers": None}}
         await cluster.api.patch(f"{POD_GROUPS.format(cluster.namespace)}/job-0", freed)
         await cluster.until(phase("Running"))
+
+
+POLICIES = "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolic{}"
+
+
+@contextlib.asynccontextmanager
+async def dropping(cluster: GangCluster, name: str) -> AsyncIterator[None]:
+    """Drop the schedulingGroup of new pods of this name, as an API server does whose feature gate is off."""
+    policy, binding = POLICIES.format("ies"), POLICIES.format("ybindings")
+    own = {"metadata": {"name": f"drop-{cluster.namespace}"}}
+    pods = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    here = f"object.metadata.namespace == '{cluster.namespace}' && object.metadata.name == '{name}'"
+    drop = "[JSONPatch{op: 'remove', path: '/spec/schedulingGroup'}]"
+    spec = {
+        "failurePolicy": "Fail",
+        "reinvocationPolicy": "Never",
+        "matchConstraints": {"resourceRules": [pods]},
+        "matchConditions": [{"name": "named", "expression": f"{here} && has(object.spec.schedulingGroup)"}],
+        "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": drop}}],
+    }
+    await cluster.api.create(policy, own | {"spec": spec})
+    await cluster.api.create(binding, own | {"spec": {"policyName": own["metadata"]["name"]}})
+    try:
+        pod = {"containers": [{"name": "a", "image": "a"}], "schedulingGroup": {"podGroupName": "b"}}
+        probe = {"metadata": {"name": name}, "spec": pod}
+        await until(lambda: cluster.api.call("POST", cluster.pods, probe, query={"dryRun": "All"}))
+        yield
+    finally:
+        await cluster.api.delete(f"{binding}/{own['metadata']['name']}")
+        await cluster.api.delete(f"{policy}/{own['metadata']['name']}")
+
+
+async def until(create: Callable[[], Awaitable[Json]]) -> None:
+    """Wait until the API server applies the policy: it reads new ones every second."""
+    deadline = time.monotonic() + rest.WITHIN_S
+    while group_of(await create()) is not None:
+        assert time.monotonic() < deadline, "the API server does not apply the policy"
+        await asyncio.sleep(0.2)  # before the next try
+
+
+async def test_pods_are_placed_one_by_one_if_one_of_them_lost_its_group(
+    cluster: GangCluster, kubelet: Kubelet
+):
+    """The scheduler would wait forever for the whole group."""
+    async with dropping(cluster, "job-1"):
+        await cluster.submit()
+        pods = await kubelet.until_running("job-0", "job-1", "job-2")
+        await cluster.until(phase("Running"))
+    assert {group_of(pod) for pod in pods.values()} == {None}
 
 
 async def test_stolen_token_cannot_touch_a_foreign_pod_group(cluster: GangCluster, gang_plane: ControlPlane):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -146,7 +147,7 @@ async def agent(cluster: Cluster, address: str, answer: Json) -> AsyncIterator[J
 
     async def status(_: web.Request) -> web.Response:
         identity = {"job": "job", "jobUid": (await cluster.job())["metadata"]["uid"], "replica": 0}
-        return web.json_response(identity | answer)
+        return web.json_response(identity | {"at": datetime.now(UTC).isoformat()} | answer)
 
     app = web.Application()
     app.router.add_get("/status", status)

@@ -19,6 +19,7 @@ from tests.integration.operator.conftest import Cluster, without
 from tests.integration.operator.process import Kept
 from tests.integration.operator.test_nodes import Nodes, avoids, nodes
 from tests.integration.operator.test_scope import ADDRESS, HEALING, agent, recovered, uids
+from tests.support.ports import own_address
 from tests.support.predicates import phase
 
 __all__ = ["nodes"]
@@ -201,6 +202,29 @@ async def test_isolated_pod_on_a_healthy_node_is_replaced(cluster: Cluster, kube
     assert job["status"]["failure"]["reason"] == "PeerLost"
     assert "no heartbeat from its agent for " in job["status"]["failure"]["message"]
     assert uids(kubelet.pods)["job-0"] == before["job-0"]
+
+
+@pytest.mark.usefixtures("impatient", "nodes")
+async def test_replica_0_is_replaced_if_the_other_agent_does_not_hear_it_either(
+    cluster: Cluster, kubelet: Kubelet
+):
+    second = own_address(1)
+    async with agent(cluster, ADDRESS, dict(CALM)) as says, agent(cluster, second, dict(CALM)) as other_says:
+        before = await train(cluster, kubelet, ADDRESS, maxRestarts=1)
+        await kubelet.set_status("job-1", {"podIP": second, "podIPs": [{"ip": second}]})
+        other_says |= {"replica": 1, "unheardSeconds": 2.5}
+        says["replica"] = 7  # not an answer of replica 0
+        kubelet.holds = {"job-1"}
+        await kubelet.until(is_new("job-0", before))
+        says["replica"] = 0
+        await kubelet.start("job-0", placed_at=now())
+        await kubelet.set_status("job-0", {"podIP": ADDRESS, "podIPs": [{"ip": ADDRESS}]})
+        job = await cluster.until(recovered(1))
+
+    failure = job["status"]["failure"]
+    assert failure["reason"] == "PeerLost"
+    assert "neither the operator nor other agents have heard its agent for " in failure["message"]
+    assert uids(kubelet.pods)["job-1"] == before["job-1"]
 
 
 @pytest.mark.usefixtures("leases", "nodes")

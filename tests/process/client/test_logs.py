@@ -61,6 +61,54 @@ esac
         list(found)
 
 
+def test_log_that_cannot_be_read_is_named_once(tmp_path: Path) -> None:
+    """The node of one pod is silent until the job is over; another pod was refused by its node."""
+    silent = """#!/bin/sh
+cd "$(dirname "$0")"
+case "$*" in
+  *"get pod"*) echo 'digits-0 uid-1 Succeeded,'
+    echo 'digits-1 uid-2 Running,'; echo 'digits-2 uid-3 Failed,' ;;
+  *"logs digits-0"*) echo "2026-01-01T00:00:01.1Z zero" ;;
+  *"logs digits-1"*) echo "$$" >> asked
+    echo 'Error from server: Get "https://10.0.0.3:10250/containerLogs/a/b/c": i/o timeout' >&2; exit 1 ;;
+  *) echo 'Error from server (BadRequest): container "a" in pod "digits-2" is not available' >&2; exit 1 ;;
+esac
+"""
+    asked = tmp_path / "asked"
+    cluster = kubectl(tmp_path, silent)
+    over = lambda: asked.exists() and len(asked.read_text().split()) > 2  # noqa: E731
+    found = sorted(str(line) for line in logs.follow_job(cluster, "digits", [0, 1, 2], finished=over))
+    assert found == [
+        "0| zero",
+        "1| no log: the node of the pod gives no answer: i/o timeout",
+        '2| no log: container "a" in pod "digits-2" is not available',
+    ]
+
+
+def test_pod_that_runs_on_after_its_job_does_not_hold_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With cleanPodPolicy None. A pod that is being deleted is followed until it is gone."""
+    monkeypatch.setattr(logs, "STAYS_S", 0)
+    runs_on = """#!/bin/sh
+cd "$(dirname "$0")"
+case "$*" in
+  *"get pod"*) echo "digits-0 uid-1 Running,"
+    [ -e gone ] || echo "digits-1 uid-2 Running,2026-01-01T00:00:01Z" ;;
+  *"logs digits-0"*--follow*) touch followed; exec sleep 1000 ;;
+  *"logs digits-0"*) printf '2026-01-01T00:00:01.1Z zero\\n' ;;
+  *"logs digits-1"*) while [ ! -e read ]; do sleep 0.01; done
+    touch gone; echo "2026-01-01T00:00:02.1Z one" ;;
+esac
+"""
+    over = (tmp_path / "followed").exists
+    found = []
+    for line in logs.follow_job(kubectl(tmp_path, runs_on), "digits", [0, 1], finished=over):
+        found.append(line.text)
+        (tmp_path / "read").touch()
+    assert sorted(set(found)) == ["one", "zero"]
+
+
 def test_new_replicas_are_followed_only_if_asked_for(tmp_path: Path) -> None:
     """Of three pods one replaces another, and two were added, one of which ended at once; a fourth waits."""
     scaled = """#!/bin/sh

@@ -235,6 +235,7 @@ IDLE = Usage(
     io_bytes=7,
     is_busy=False,
     runnable=frozenset(),
+    stopped=frozenset(),
     wakeups=10,
     other_wakeups=10,
 )

@@ -89,6 +89,21 @@ def test_job_that_cannot_save_grows_once_it_can(start: Start, tmp_path: Path) ->
     assert_every_sample_once_an_epoch(out, 16)
 
 
+def test_job_does_not_grow_to_a_size_that_its_mesh_does_not_fit(start: Start, tmp_path: Path) -> None:
+    """Its ranks would refuse the size, and that error is never retried."""
+    out = tmp_path / "out"
+    job = elastic(start, out, STEPS=9, WAIT_AT=5)
+    flags = ("--checkpoint", tmp_path / "run", "--parallel", "hsdp", "--mesh", "fsdp=2")
+    pods = [job.run(index, *flags, program=PROGRAMS / "gpt.py") for index in range(2)]
+    wait_for((out / "step").exists, "the first step")
+    pods.append(job.run(2, *flags, program=PROGRAMS / "gpt.py"))
+    wait_for(lambda: "3 replicas" in pods[0].err, "the decision")
+    (out / "go").touch()
+    ended = [pod.wait() for pod in pods]
+    assert [e.code for e in ended] == [0, 0, 0], [e.err for e in ended]
+    assert "a job whose --mesh does not fit 3 replicas cannot grow: replica 2 must wait" in ended[0].err
+
+
 def test_evicted_pod_in_the_middle_is_waited_for(start: Start, tmp_path: Path) -> None:
     """The others have saved and keep their pods; the replacement joins them at the same size."""
     out = tmp_path / "out"

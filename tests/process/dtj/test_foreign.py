@@ -124,8 +124,11 @@ def test_shared_memory_of_a_script_that_is_killed_is_freed(start: Start, tmp_pat
 
 
 def test_script_opens_its_process_group_again_and_again(finish: Callable[..., Finished]) -> None:
-    """Under torchrun a rank may find the addresses of the group before, and fail to connect."""
-    ended = finish("run", "--nproc", 2, FOREIGN / "opens_again.py")
+    """Under torchrun a rank may find the addresses of the group before, and fail to connect.
+
+    And if it sets MASTER_PORT, as it does at last, all ranks wait for a store that none serves.
+    """
+    ended = finish("run", "--nproc", 2, FOREIGN / "opens_again.py", OWN_PORT=free_port())
     assert ended.code == 0, ended.err
     assert ended.out.count("done") == 2
 

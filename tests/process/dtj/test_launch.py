@@ -67,10 +67,14 @@ def test_script_that_closes_its_stdout_exits_as_under_python(finish: Finish) -> 
 
 
 def test_script_has_the_names_that_it_has_under_python(finish: Finish, tmp_path: Path) -> None:
-    """Debuggers and libraries read the source with __loader__; a script may read __annotations__."""
+    """Debuggers and libraries read the source with __loader__; a script may read __annotations__.
+
+    A script that has replaced sys.stdout sets it back to sys.__stdout__, and expects to see what it prints.
+    """
     script = tmp_path / "shows.py"
     script.write_text(
-        "print(sorted(globals()), type(__loader__).__name__, __loader__.get_source(__name__), __cached__)"
+        "import sys; print(sorted(globals()), type(__loader__).__name__, __loader__.get_source(__name__), "
+        "__cached__, sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__)"
     )
     python = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
     assert finish("run", script).out == f"[rank 0] {python.stdout}"
@@ -274,6 +278,30 @@ def test_sigterm_reaches_a_script_that_does_not_handle_it(
     wait_for(lambda: "up" in command.out, "the script to start")
     command.signal(number)
     assert command.wait().code == 128 + signal.SIGTERM
+
+
+ASKED_TO_STOP = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "click" and os.getpid() == 1:
+            os.kill(1, signal.SIGTERM)
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def test_sigterm_that_process_1_gets_while_it_imports_its_modules_is_not_lost(tmp_path: Path) -> None:
+    """The kernel ignores one that process 1 of a container neither handles nor blocks."""
+    container = ("unshare", "--fork", "--pid", "--mount-proc", "--kill-child")
+    tried = subprocess.run([*container, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"no permission to create namespaces: {tried.stderr.strip()}")
+    (tmp_path / "sitecustomize.py").write_text(ASKED_TO_STOP)
+    (tmp_path / "rank.py").write_text("print('trains')")
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    words = [*container, sys.executable, "-m", "dtj", "run", str(tmp_path / "rank.py")]
+    ended = subprocess.run(words, env=env, capture_output=True, text=True, check=False, timeout=120)
+    assert (ended.returncode, ended.stdout) == (128 + signal.SIGTERM, ""), ended.stderr
 
 
 def test_second_ctrl_c_kills_at_once_and_is_not_a_success(start: Start, tmp_path: Path) -> None:

@@ -101,6 +101,29 @@ def test_lost_pod_is_reported_until_its_replacement_has_joined(start: Start, tmp
     assert [pod.wait().code for pod in pods] == [0, 0]
 
 
+def test_stopped_agent_of_replica_0_repeats_its_answer_and_the_other_says_that_it_is_unheard(
+    start: Start, tmp_path: Path
+) -> None:
+    """From both together the operator concludes that the pod has to be replaced."""
+    job = Pods(start, tmp_path, replicas=2, HOLD_AT=5)
+    pods = [job.run(index) for index in range(2)]
+    wait_for((tmp_path / "at-5").exists, "step 5")
+    assert job.status()["unheardSeconds"] is None, "it does not wait for itself"
+    wait_for(lambda: job.status(1).get("unheardSeconds", 9) < 2, "replica 1 to hear replica 0")
+
+    pods[0].signal(signal.SIGSTOP)
+    wait_for(lambda: job.status(1)["unheardSeconds"] > 3, "the silence to be reported")
+    last, unheard_s = job.status()["at"], job.status(1)["unheardSeconds"]
+    wait_for(lambda: job.status(1)["unheardSeconds"] > unheard_s, "time to pass")
+    assert job.status()["at"] == last
+
+    pods[0].signal(signal.SIGCONT)
+    wait_for(lambda: job.status()["at"] != last, "a new answer")
+    wait_for(lambda: job.status(1)["unheardSeconds"] < 2, "replica 1 to hear replica 0 again")
+    (tmp_path / "go-5").touch()
+    assert [pod.wait().code for pod in pods] == [0, 0]
+
+
 def test_all_pods_lost_one_after_the_other(
     start: Start, unbroken: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -116,6 +139,31 @@ def test_all_pods_lost_one_after_the_other(
     ended = [pod.wait() for pod in pods]
     assert [e.code for e in ended] == [0, 0, 0], [e.err for e in ended]
     assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path / "out"))
+
+
+def test_drained_pod_costs_no_step_while_no_checkpoint_can_be_written(
+    start: Start, unbroken: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The others keep their memory, as without a checkpoint folder."""
+    out, volume, aside = tmp_path / "out", tmp_path / "volume", tmp_path / "aside"
+    job = Pods(start, out, replicas=2, HOLD_AT=5, STEP_S=0.08)
+    flags = ("--checkpoint", volume / "run", "--save-every", 3)
+    pods = [job.run(index, *flags) for index in range(2)]
+    wait_for((out / "at-5").exists, "step 5")
+    volume.rename(aside)
+    volume.touch()  # not a folder: root may write into every folder
+    job.evict(pods[1], 1)
+    (out / "go-5").touch()
+    assert pods[1].wait().code == 128 + signal.SIGTERM
+    volume.unlink()
+    aside.rename(volume)
+    pods[1] = job.run(1, *flags)
+    ended = [pod.wait() for pod in pods]
+    assert [e.code for e in ended] == [0, 0], [e.err for e in ended]
+    assert_identical(weights(unbroken(2, PLAIN=1)), weights(out))
+    steps = [int(line.split()[0]) for line in (out / "seen-0.txt").read_text().splitlines()]
+    assert steps == list(range(16))  # a survivor repeats no step
+    assert "could not be written: Not a directory; training continues" in ended[0].err
 
 
 def test_rank_of_another_pod_that_dies_is_replaced_and_named(start: Start, tmp_path: Path) -> None:

@@ -540,6 +540,20 @@ def test_rank_that_nccl_aborts_for_a_lost_peer_is_not_the_culprit(node: Node, wh
     assert (why in ending.message) == (cause == "PeerLost")
 
 
+def abort_as_gloo_does() -> None:
+    os.write(2, b"terminate called after throwing an instance of 'gloo::EnforceNotMet'\n")
+    os.write(2, b"  what():  16 vs 4.\n")
+    os.abort()
+
+
+def test_exception_of_native_code_is_the_message_of_the_rank_that_it_aborts(node: Node) -> None:
+    supervisor = node.run(abort_as_gloo_does)
+    node.until_all_have_ended()
+    (ending,) = supervisor.endings()
+    assert (ending.cause, ending.signal) == ("Signal", signal.SIGABRT)
+    assert ending.message == "killed by SIGABRT: 16 vs 4."
+
+
 def test_signal_to_the_pod_is_forwarded_to_its_ranks(node: Node) -> None:
     supervisor = node.run(signal.pause)
     supervisor.stop(signal.SIGTERM)
@@ -589,6 +603,23 @@ def test_stacks_are_not_insisted_on_if_the_rank_has_replaced_its_program(node: N
     supervisor.stop(signal.SIGTERM)
     node.until_all_have_ended()
     assert supervisor.endings()[0].signal == signal.SIGTERM
+
+
+def fork_processes_that_exit() -> None:
+    for code in (0, 3):
+        if (child := os.fork()) == 0:
+            sys.exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code
+    report_pipe.send({"pause": heartbeat.mine.pause_s})
+
+
+def test_process_that_a_program_forked_may_exit_without_a_word_about_the_rank(node: Node) -> None:
+    """Its code is not the rank's, and the rank works on."""
+    supervisor = node.run(fork_processes_that_exit)
+    node.until_all_have_ended()
+    (ending,) = supervisor.endings()
+    assert node.heard == ["generation 1", {"pause": None}, ending]
+    assert ending.code == 0
 
 
 def fail_and_linger() -> None:

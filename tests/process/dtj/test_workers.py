@@ -218,16 +218,20 @@ def test_stuck_worker_does_not_outlive_a_killed_launcher(
     wait_for(lambda: all(map(is_dead, workers)), "all workers to end")
 
 
+@pytest.mark.parametrize("how", [{}, {"STOPS": 1}], ids=["hangs", "is stopped"])
 def test_stuck_worker_is_found_and_its_rank_replaced(
-    finish: Finish, tmp_path: Path, unbroken: Callable[..., Path]
+    finish: Finish, tmp_path: Path, unbroken: Callable[..., Path], how: dict[str, int]
 ) -> None:
     flags = ("run", "--nproc", 2, "--workers", 1, "--max-restarts", RESTARTS, SMALL)
-    ended = finish(*flags, OUT=tmp_path, STUCK_AT=40, PLAIN=1, DTJ_HANG_SECONDS=2, **SIZES)
+    ended = finish(*flags, OUT=tmp_path, STUCK_AT=40, PLAIN=1, DTJ_HANG_SECONDS=2, **SIZES, **how)
     assert ended.code == 0, ended.err
-    assert re.search(r"failed: no step for \d+ s: rank \d is in .*dataloader\.py:\d+ in", ended.err)
-    assert_identical(weights(unbroken(2, PLAIN=1)), weights(tmp_path))
     (stuck,) = tmp_path.glob("stuck-*")
-    assert is_dead(int(stuck.name.split("-")[1]))
+    pid = stuck.name.split("-")[1]
+    said = r"failed: no step for \d+ s: rank \d is in .*dataloader\.py:\d+ in .*, where it waits for its data"
+    stopped = f" workers; its process {pid} is stopped" if how else ""
+    assert re.search(said + stopped, ended.err)
+    assert_identical(weights(unbroken(2, PLAIN=1)), weights(tmp_path))
+    assert is_dead(int(pid))
 
 
 def test_worker_that_dies_fails_its_rank_with_the_reason(finish: Finish, tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import TensorDataset
 
 from dtj.data.feed import Batch
 from dtj.data.splitter import MicroBatch
@@ -19,7 +21,7 @@ from dtj.errors import RecipeError
 from dtj.parallel.layout import lay_out
 from dtj.parallel.strategy import Strategy
 from dtj.ranks.world import World
-from dtj.step.backward import PlainForm, Weights, backward
+from dtj.step.backward import Moving, PlainForm, Rollback, Weights, backward, warm_up
 from dtj.step.precision import Precision
 from tests.unit.dtj.feeds import feed
 from tests.unit.dtj.test_evaluate import single
@@ -212,6 +214,47 @@ def test_loop_that_would_give_wrong_gradients_is_refused(program: Any, message: 
         list(program(form, model))
 
 
+class Momentum(nn.Module):
+    """Forward moves a frozen encoder towards the trained one, as those of MoCo and BYOL do."""
+
+    def __init__(self, *, extra: int = 0) -> None:
+        super().__init__()
+        self.trained, self.slow = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+        self.slow.requires_grad_(requires_grad=False)
+        self.other = nn.Parameter(torch.zeros(extra), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.slow.weight.lerp_(self.trained.weight, 0.1)
+        found: torch.Tensor = (self.trained(x) - self.slow(x)).square().mean()
+        return found
+
+
+def test_pass_that_is_discarded_leaves_frozen_parameters_as_they_were() -> None:
+    model = Momentum()
+    before = model.slow.weight.clone()
+    batch = feed(data=TensorDataset(torch.ones(2, 1)), batch=2).batch()
+    warm_up(lambda mb: model(*mb), batch, strategy=single(model), precision=Precision("fp32", CPU))
+    assert torch.equal(model.slow.weight, before)
+
+
+@pytest.mark.parametrize("extra", [0, 9])
+def test_frozen_parameters_that_a_pass_moved_are_copied_before_the_next_one(extra: int) -> None:
+    """Before the first one, all are copied, unless they are much larger than what is trained."""
+    model = Momentum(extra=extra)
+    first, moving = Rollback(single(model)), Moving()
+    with moving.watched(single(model)):
+        model(torch.ones(1, 1))
+    after = model.slow.weight.clone()
+    assert moving.known == [model.slow.weight]
+    second = Rollback(single(model), moving.known)
+    model(torch.ones(1, 1))
+    second.restore()
+    assert torch.equal(model.slow.weight, after)
+    first.restore()
+    assert torch.equal(model.slow.weight, after) == (extra > 0)
+
+
 class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Copies from host memory to a device, and whether the program continues meanwhile."""
 
@@ -227,12 +270,16 @@ class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("count", [3, torch.tensor(3)])
-def test_count_that_is_in_host_memory_does_not_wait_for_the_device(count: torch.Tensor | int) -> None:
-    there = torch.device("meta")
+@pytest.mark.parametrize(("device", "is_queued"), [("cuda", True), ("meta", False)])
+def test_count_that_is_in_host_memory_does_not_wait_for_cuda(
+    count: torch.Tensor | int, device: str, is_queued: bool
+) -> None:
+    """Other devices may read it late, when it is freed."""
+    there = torch.device(device)
     strategy = Strategy(lay_out("none", "", World()), there)
     part = MicroBatch(0, np.arange(3), 1.0)
     batch = Batch(samples=3, epoch=0, ends_epoch=False, micro_batches=[part], fetch=lambda _: None)
     weights = Weights(batch, strategy=strategy, precision=Precision("fp32", there))
-    with Copies() as copies:
+    with FakeTensorMode(allow_non_fake_inputs=True), Copies() as copies:  # needs no device
         weights.weighted(torch.zeros((), device=there), count, part)
-    assert copies.are_queued == [True]
+    assert copies.are_queued == [is_queued]

@@ -1,6 +1,7 @@
 """The order of calls when micro-batches are copied to a GPU; torch's part is recorded, not run."""
 
 import contextlib
+from collections import UserDict
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         yield
         found.append("use the kernels' stream")
 
-    def move(tensor: torch.Tensor, device: torch.device, *, non_blocking: bool) -> torch.Tensor:
+    def move(tensor: torch.Tensor, device: torch.device, *_: Any, non_blocking: bool) -> torch.Tensor:
         found.append(f"to {device}, {'queued' if non_blocking else 'waiting'}")
         return tensor
 
@@ -69,7 +70,12 @@ def test_only_host_memory_is_copied_on_another_stream(calls: list[str]) -> None:
     """What is on a device was written by kernels of the present stream, which may still run."""
     DeviceCopy(GPU)(torch.ones(2, device="meta"))
     DeviceCopy(CPU)(torch.ones(2))
-    assert calls == ["to cuda:0, queued", "to cpu, queued"]
+    assert calls == ["to cuda:0, queued", "to cpu, waiting"]
+
+
+def test_copy_to_a_gpu_of_apple_has_ended_before_its_source_is_freed(calls: list[str]) -> None:
+    DeviceCopy(torch.device("mps"))({"x": torch.ones(2)})
+    assert calls == ["to mps, waiting"]
 
 
 def test_batch_that_can_move_itself_does() -> None:
@@ -78,6 +84,33 @@ def test_batch_that_can_move_itself_does() -> None:
     assert (packed.data.device.type, packed.batch_sizes.device.type) == ("meta", "cpu")
     graphs = SimpleNamespace(to=lambda device: f"graphs on {device}")
     assert DeviceCopy(CPU)((graphs, 1)) == ("graphs on cpu", 1)
+
+
+class Encoded(UserDict[str, Any]):
+    """As BatchEncoding of transformers: its items are attributes, and its `to` moves only plain tensors."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self.data[name]
+
+    def to(self, device: torch.device) -> "Encoded":
+        raise AssertionError("not from pinned memory")
+
+
+class Moving(dict[str, torch.Tensor]):
+    """As a TensorDict: the device is one of its attributes."""
+
+    def to(self, device: torch.device) -> "Moving":
+        return Moving({key: value.to(device) for key, value in self.items()})
+
+
+def test_mapping_that_is_more_than_a_dict_keeps_its_type() -> None:
+    copied = DeviceCopy(torch.device("meta"))
+    encoded = Encoded(ids=torch.ones(2), parts=[torch.ones(1)])
+    there = copied(encoded)
+    assert (type(there), there.ids.device.type, there.parts[0].device.type) == (Encoded, "meta", "meta")
+    assert encoded.ids.device.type == "cpu"
+    moved = copied(Moving(x=torch.ones(2)))
+    assert (type(moved), moved["x"].device.type) == (Moving, "meta")
 
 
 class Recorded:

@@ -47,6 +47,17 @@ def test_sum_of_scores_does_not_depend_on_their_type(dtype: torch.dtype, value: 
     assert scored == value
 
 
+def test_score_may_be_on_another_device_of_the_rank() -> None:
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):  # it is copied, at least
+        evaluate(
+            lambda mb: torch.ones(len(mb), device="meta"),
+            feed(4, batch=2, once=True),
+            strategy=single(),
+            precision=Precision("fp32", CPU),
+            group=None,
+        )
+
+
 class AppleGPU(TorchFunctionMode):
     """The CPU as "mps", which has no float64."""
 
@@ -114,6 +125,24 @@ def test_ranks_that_evaluate_other_samples_are_refused(monkeypatch: pytest.Monke
             precision=Precision("fp32", CPU),
             group=cast(dist.ProcessGroup, "the ranks"),
         )
+
+
+def test_dataset_that_is_divided_among_the_ranks_already_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equally: only a part of each part would be scored."""
+    monkeypatch.setattr(
+        exchange, "all_gather_numbers", lambda mine, *, group: [mine, mine if len(mine) > 1 else [5]]
+    )
+    said: list[str] = []
+    with pytest.raises(IndexError):  # of the first score: the warning comes before it
+        evaluate(
+            lambda _: said[1],
+            feed(8, batch=4, once=True),
+            strategy=single(),
+            precision=Precision("fp32", CPU),
+            group=cast(dist.ProcessGroup, "the ranks"),
+            warn=said.append,
+        )
+    assert "the dataset range has another first sample on each rank" in said[0]
 
 
 def test_frozen_layer_stays_in_eval_mode() -> None:

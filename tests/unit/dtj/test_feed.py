@@ -190,6 +190,11 @@ class Forward:
         return iter(range(8))
 
 
+def test_stream_is_read_whatever_the_default_device() -> None:
+    with torch.device("meta"):
+        assert list(feed(data=Forward(), batch=4, collate=tuple).batch()) == [(0, 1, 2, 3)]
+
+
 def test_pair_holds_the_samples_asked_for() -> None:
     f = feed(data=[(torch.tensor(i), 2 * i) for i in range(3)], batch=2)
     pair, wanted = next(iter(f.batch())), real(f)
@@ -312,9 +317,14 @@ def test_equal_shares() -> None:
 
 def test_dataset_that_is_divided_among_the_ranks_already_is_named() -> None:
     """Each rank would use a part of its part."""
+
+    def pairs(samples: list[int]) -> torch.Tensor:
+        assert len(samples) % 2 == 0, "only whole pairs can be collated"
+        return torch.tensor(samples)
+
     found: list[int] = []
     for data in (range(0, 20, 2), range(0, 20, 2), range(1, 20, 2)):
-        feed(data=data).check_alike(lambda number: (found.append(number), [number])[1])  # type: ignore[func-returns-value]
+        feed(data=data, collate=pairs).check_alike(lambda number: (found.append(number), [number])[1])  # type: ignore[func-returns-value]
     assert found[0] == found[1] != found[2]
     warning = feed().check_alike(lambda _: found)
     assert "the dataset range has another first sample on each rank" in warning

@@ -376,6 +376,23 @@ def test_prefix(data: bytes, shown: str) -> None:
     assert (found.feed(data) + found.end()).decode() == shown
 
 
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        pytest.param('{"loss": 1.5}', '{"rank": 3, "loss": 1.5}', id="an object"),
+        pytest.param("[1]", '{"rank": 3, "message": "[1]"}', id="other JSON"),
+        pytest.param("läuft", '{"rank": 3, "message": "läuft"}', id="text"),
+        pytest.param(
+            r'{"file": "a\udcff"}', r'{"rank": 3, "file": "a\udcff"}', id="a file name that is not UTF-8"
+        ),
+        pytest.param("[" * 3000, f'{{"rank": 3, "message": "{"[" * 3000}"}}', id="nested too deeply"),
+    ],
+)
+def test_line_as_json(line: str, shown: str) -> None:
+    found = LogLines(rank=3, as_json=True)
+    assert found.feed(line.encode() + b"\n").decode() == shown + "\n"
+
+
 def test_line_without_an_end_does_not_use_unlimited_memory() -> None:
     found = LogLines(rank=0, as_json=False)
     assert sum(len(found.feed(b"x" * 50_000)) for _ in range(4)) > 100_000

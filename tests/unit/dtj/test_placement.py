@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dtj.agent.placement import Placement, threads, unused_gpus
+from dtj.agent.wire.protocol import Limits
 from dtj.errors import RecipeError
 from dtj.ranks.world import World
 from dtj.settings import SYNCS, Settings, as_text
@@ -67,6 +68,22 @@ def test_invalid_world(env: Mapping[str, str], message: str) -> None:
 
 def place(env: Mapping[str, str], nproc: int | None = None) -> Placement:
     return Placement.read(env, nproc=nproc)
+
+
+@pytest.mark.parametrize(
+    ("flags", "excluded"),
+    [
+        pytest.param({"DTJ_PARALLEL": "hsdp", "DTJ_MESH": "fsdp=4"}, {1, 3}, id="half of the sizes"),
+        pytest.param({"DTJ_PARALLEL": "ddp"}, set(), id="no mesh"),
+        pytest.param({"DTJ_MESH": "fsdp=4"}, set(), id="the program says for which strategy"),
+        pytest.param({}, set(), id="no flags"),
+    ],
+)
+def test_elastic_job_has_no_size_that_its_mesh_does_not_fit(
+    flags: dict[str, str], excluded: set[int]
+) -> None:
+    found = place({"DTJ_MIN_REPLICAS": "1", "DTJ_MAX_REPLICAS": "4", **MASTER, **flags}, nproc=2)
+    assert found.limits == Limits(1, 4, frozenset(excluded))
 
 
 def test_laptop_needs_nothing() -> None:

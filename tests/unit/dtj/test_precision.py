@@ -25,6 +25,17 @@ def test_gradients_are_divided_by_the_scale() -> None:
     assert precision.scale == 65536
 
 
+def test_gradients_are_divided_whatever_the_default_type() -> None:
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        _, weight = scaled(65536.0)
+    finally:
+        torch.set_default_dtype(before)
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [1, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("gradient", "finite_everywhere"),
     [

@@ -55,6 +55,21 @@ def test_only_sockets_of_gloo_are_shut_down(
     assert found == broken
 
 
+def test_process_that_the_program_forked_leaves_the_connections_of_the_rank_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It runs the exit functions that it has inherited."""
+    groups = ProcessGroups(World(size=2), (torch.device("cpu"),), StopFlag(), in_place=True)
+    broken = list[bool]()
+    monkeypatch.setattr(groups, "_break", lambda: broken.append(True))
+    with monkeypatch.context() as forked:
+        forked.setattr("os.getpid", lambda: 0)
+        groups.close()
+    assert not broken
+    groups.close()
+    assert broken
+
+
 def test_generation_that_is_replaced_while_the_ranks_exchange_their_ports_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,6 +1,8 @@
 """What `dtj run` refuses to run, and what to write instead."""
 
 import builtins
+import importlib
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +37,32 @@ def test_program_that_is_not_a_script(words: list[str], message: str) -> None:
 def test_module_that_starts_ranks_is_refused(module: str) -> None:
     with pytest.raises(RecipeError, match=f"-m {module} starts the ranks, and so does dtj run"):
         program.module(module, ["train.py"])
+
+
+def test_local_rank_of_torch_launch_is_in_the_environment() -> None:
+    with pytest.raises(RecipeError) as raised:
+        program.module("torch.distributed.launch", ["--nproc_per_node=2", "train.py", "--lr", "1"])
+    assert raised.value.fix.endswith(
+        "dtj run train.py --lr 1 (the local rank is in LOCAL_RANK, not in --local-rank)"
+    )
+
+
+@pytest.mark.parametrize("made", [program.script, program.module])
+def test_program_imports_its_own_modules_of_names_that_the_agent_has_imported(
+    made: Callable[..., Callable[[], None]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under python, where its folder is first on the path; not those that Python itself starts with."""
+    (tmp_path / "calendar.py").write_text("mine = True")
+    (tmp_path / "os.py").write_text("mine = True")
+    (tmp_path / "takes.py").write_text("import calendar, os; os.environ['MINE'] = str(calendar.mine)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MINE", "")
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("__main__", "calendar"):
+        monkeypatch.setitem(sys.modules, name, importlib.import_module(name))
+    made("takes.py" if made is program.script else "takes", [])()
+    assert os.environ["MINE"] == "True"
 
 
 @pytest.mark.parametrize("made", [program.script, program.module])

@@ -27,7 +27,8 @@ from dtj.agent import process_end
 from dtj.agent.rank import main
 from dtj.agent.wire import outcome
 from dtj.agent.wire.outcome import Ending
-from dtj.errors import RecipeError, is_peer_loss, lost_peer
+from dtj.errors import RecipeError, Stopped, is_peer_loss, lost_peer
+from dtj.ranks import stop
 from dtj.ranks.stop import StopFlag
 from dtj.telemetry import report_pipe
 
@@ -357,6 +358,30 @@ def test_exit_code_is_reported_with_the_exception_that_led_to_it(
     assert main._run(program) == (2 if isinstance(program, partial) else 3)
     [report] = reports
     assert (report["reason"], report["message"].rpartition("\n")[2]) == ("ExitCode", cause)
+
+
+def _exit_after_stop(code: int) -> None:
+    try:
+        stop.leave(code)
+    finally:
+        sys.exit(0)
+
+
+def _return_after_stop(code: int) -> None:
+    with contextlib.suppress(Stopped):
+        stop.leave(code)
+
+
+@pytest.mark.usefixtures("own_hook")
+@pytest.mark.parametrize("program", [_exit_after_stop, _return_after_stop])
+@pytest.mark.parametrize(("code", "reasons"), [(75, []), (143, ["ExitCode"])])
+def test_program_that_catches_a_stop_is_not_done(
+    monkeypatch: pytest.MonkeyPatch, program: Callable[[int], None], code: int, reasons: list[str]
+) -> None:
+    reports: list[dict[str, Any]] = []
+    monkeypatch.setattr(report_pipe, "send", lambda fields, **_: reports.append(fields["failure"]))
+    assert main._run(partial(program, code)) == code
+    assert [report["reason"] for report in reports] == reasons
 
 
 @pytest.mark.usefixtures("own_hook")

@@ -13,10 +13,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dtj
-from dtj import loop
+from dtj import contract, loop
 from dtj.agent.rank.optimizer_steps import OptimizerSteps
 from dtj.data.device_copy import DeviceCopy
-from dtj.ranks import random_state
+from dtj.ranks import random_state, stop
 from dtj.step.boundary import Boundary
 from dtj.telemetry import heartbeat
 from tests.unit.dtj.test_device_copy import Recorded
@@ -141,6 +141,10 @@ def test_stop_takes_effect_after_the_present_step_if_steps_are_long(
                 signal.raise_signal(signal.SIGTERM)
     assert (run.step == 6) == (step_s > 1)
     assert (tmp_path / f"step-{run.step}").is_dir()
+    assert stop.left == contract.EXIT_STOPPED
+    for _ in run.steps(run.step + 1):
+        pass
+    assert stop.left is None, "it is done after all"
 
 
 def test_signal_after_the_loop_ends_the_process_as_before() -> None:
@@ -190,14 +194,19 @@ def test_frozen_weights_may_be_half_precision() -> None:
 
 @pytest.mark.parametrize("batch", [6, 4])
 def test_epochs_do_not_change_with_the_global_batch(batch: int) -> None:
-    """Steps per epoch would."""
+    """Steps per epoch would, which a program may ask for before or after it restores the state."""
     state = dtj.init(device="cpu").data(TensorDataset(X), global_batch=6).state_dict()
-    data = dtj.init(device="cpu").data(TensorDataset(X), global_batch=batch)
-    data.load_state_dict(state)  # the program counts in steps
-    assert data.steps_per_epoch == 12 // batch
-    if batch != 6:
+    run = dtj.init(device="cpu")
+    data = run.data(TensorDataset(X), global_batch=batch)
+    data.load_state_dict(state)
+    next(run.steps(12 // batch))  # the program counts in steps
+    total = 2 * data.steps_per_epoch
+    next(run.steps(total + 1))
+    if batch == 6:
+        next(run.steps(total))
+    else:
         with pytest.raises(dtj.RecipeError, match="made with a global_batch of 6, this run has 4"):
-            data.load_state_dict(state)
+            next(run.steps(total))
 
 
 def test_any_setting_can_be_given_in_code_and_flags_win(
@@ -225,6 +234,11 @@ def test_any_setting_can_be_given_in_code_and_flags_win(
 def test_setting_that_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(dtj.RecipeError, match=message):
         dtj.init(device="cpu", **settings)
+
+
+def test_default_device_that_is_not_host_memory_is_refused() -> None:
+    with torch.device("meta"), pytest.raises(dtj.RecipeError, match=r"set_default_device\('meta'\) is in"):
+        dtj.init(device="cpu")
 
 
 def test_reduce_and_unwrap() -> None:

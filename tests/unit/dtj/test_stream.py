@@ -119,6 +119,9 @@ def test_steps_per_epoch_are_known_if_the_stream_has_a_length() -> None:
             return self.n
 
     assert feed(data=Measured(10), batch=4).steps_per_epoch == 3
+    short = feed(data=Measured(3), batch=4, drop_last=True)
+    assert short.steps_per_epoch == 0
+    assert short.checked_total(5, 0) == 5
     with pytest.raises(RecipeError, match=r"stream without __len__(.|\n)*Recipe\(steps=1000\)"):
         feed(data=Stream(10)).steps_per_epoch  # noqa: B018
 

@@ -130,7 +130,7 @@ def test_message_fields_change_only_with_the_protocol_number() -> None:
         ),
     ]
     assert (PROTOCOL, [" ".join(each) for each in fields]) == (
-        11,
+        12,
         [
             "uid attempt replica incarnation processes restarts is_stopping ranks state keeper",
             "port token machine",
@@ -139,7 +139,7 @@ def test_message_fields_change_only_with_the_protocol_number() -> None:
             " unformed best_step replicas shift startup_s",
             "generation kept replicas gracefully connect_s",
             "generation step pause_s busy_time at is_counted",
-            "place moved does responds is_stopped asleep_s collectives",
+            "place moved does responds is_stopped stopped asleep_s collectives",
             "generation is_stopped",
             "loops step is_over verb data_position",
             "stop finish save copy log not_finite interval",

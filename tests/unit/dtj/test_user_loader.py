@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from dtj.data.digest import digest
 from dtj.data.feed import Feed
@@ -83,13 +91,49 @@ def test_ranks_notice_that_they_read_the_same_batches(
     loader: Any, of_rank_1: object, is_noticed: bool
 ) -> None:
     found = feed(loader, size=2).check_alike(lambda mine: [mine, mine and digest([of_rank_1])])
-    assert ("every rank reads the same batches" in found) == is_noticed
+    assert ("every rank reads the same samples" in found) == is_noticed
+
+
+@pytest.mark.parametrize(
+    ("samplers", "is_noticed"),
+    [
+        pytest.param([SubsetRandomSampler(range(40))] * 2, True, id="both ranks shuffle the same samples"),
+        pytest.param([SequentialSampler(range(10))] * 2, True, id="both ranks read the same part"),
+        pytest.param([SubsetRandomSampler(range(n, 64, 2)) for n in range(2)], False, id="parts, shuffled"),
+        pytest.param([WeightedRandomSampler([1.0] * 64, 64)] * 2, False, id="drawn with replacement"),
+        pytest.param([DistributedSampler(range(64), 2, n) for n in range(2)], False, id="torch divides"),  # type: ignore[arg-type]
+    ],
+)
+def test_sampler_that_does_not_divide_is_noticed(samplers: list[Any], is_noticed: bool) -> None:
+    """Also if it shuffles: in training each rank has its own seed."""
+    compared: list[list[int]] = [[], []]
+    for rank, (sampler, mine) in enumerate(zip(samplers, compared, strict=True)):
+        loader = DataLoader(range(64), batch_size=4, sampler=sampler)  # type: ignore[arg-type, var-annotated]
+        feed(loader, rank=rank, size=2).check_alike(lambda n, mine=mine: (mine.append(n), [n])[1])  # type: ignore[misc]
+    assert (compared[0] == compared[1]) == is_noticed
+
+
+def test_sampler_over_fewer_samples_decides_which_are_read() -> None:
+    f = feed(DataLoader(range(64), batch_size=5, sampler=SequentialSampler(range(10))))  # type: ignore[arg-type]
+    assert read(f, 2) == list(range(10))
+    assert f.epoch == 1
 
 
 def test_loader_of_another_length_on_another_rank_is_refused() -> None:
     loader = DataLoader(range(9), batch_sampler=[[0], [1], [2]])  # type: ignore[arg-type, var-annotated]
     with pytest.raises(RecipeError, match="DataLoader has 2 batches on one rank, 3 on another\n"):
         feed(loader, size=2).check_alike(lambda mine: [mine, mine - 1])
+
+
+def test_loader_may_reuse_the_memory_of_a_batch() -> None:
+    class Reusing:
+        def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+            batch = {"x": torch.empty(1)}
+            for number in range(4):
+                batch["x"].fill_(number)
+                yield batch
+
+    assert [mb["x"].item() for mb in feed(Reusing(), accumulate=4).batch()] == [0, 1, 2, 3]
 
 
 def test_batch_that_is_none_is_refused() -> None:
@@ -110,6 +154,25 @@ def test_epoch_continues_with_another_number_of_ranks(sizes: tuple[int, int]) ->
         seen += [sample for f in after for sample in read(f, 1)]
     assert set(seen) == set(range(18))
     assert len(seen) <= 18 + sizes[1] - 1  # no sample twice but those that fill up the tail
+
+
+@pytest.mark.parametrize(("ranks", "batch", "keeps"), [(2, 4, True), (4, 2, True), (4, 4, False)])
+def test_epochs_do_not_change_with_the_number_of_ranks(ranks: int, batch: int, keeps: bool) -> None:
+    """Batches of one rank make other steps with more ranks, unless the program makes them smaller."""
+    before, after = feed(divided(64, 4), size=2), feed(divided(64, batch), size=ranks)
+    read(before, 20)  # 2.5 epochs
+    after.load_state_dict(before.state_dict())
+    total = 4 * after.steps_per_epoch
+    if keeps:
+        assert after.checked_total(total, 20) == total
+        read(after, total - 20)
+        assert (after.epoch, after.state_dict()["samples"]) == (4, 0)
+    else:
+        with pytest.raises(RecipeError, match=r"8 steps per epoch, this run has 4, so .*\n.*// run.size"):
+            after.checked_total(total, 20)
+        read(before, 12)
+        after.load_state_dict(before.state_dict())
+        assert after.checked_total(total, 32) == 32, "those epochs are done"
 
 
 @pytest.mark.parametrize("seed", [None, 5])
@@ -229,6 +292,7 @@ def test_epoch_continues_whatever_the_length_of_the_others(accumulate: int) -> N
         before = read(f, done)
         again.load_state_dict(f.state_dict())
         assert before + read(again, steps - done) == expected
+        assert again.checked_total(3 * again.steps_per_epoch, done) == 3 * again.steps_per_epoch
     assert expected[:8] == [0, 1, 100, 101, 102, 103, 104, 200]
 
 
@@ -267,6 +331,22 @@ def test_step_of_several_batches_weights_them_by_size() -> None:
     batch = f.batch()
     assert [mb.weight for mb in batch.micro_batches] == [2 / 5, 2 / 5, 1 / 5]
     assert batch.ends_epoch
+
+
+@pytest.mark.parametrize("batch_sampler", [None, [[0, 1], [2, 3], [4]]])
+def test_weights_of_batches_do_not_depend_on_the_shape_of_their_tensors(batch_sampler: Any) -> None:
+    """A batch may be a list of texts, or have another dimension first: only a loader knows its samples."""
+    texts = [torch.ones(n) for n in (100, 1, 1, 1, 1)]
+    how = {"batch_sampler": batch_sampler} if batch_sampler else {"batch_size": 2}
+    batch = feed(DataLoader(texts, collate_fn=list, **how), accumulate=3).batch()  # type: ignore[arg-type]
+    sizes = (1, 1, 1) if batch_sampler else (2, 2, 1)
+    assert [mb.weight for mb in batch.micro_batches] == [n / sum(sizes) for n in sizes]
+
+
+def test_last_batch_of_an_own_sampler_has_the_weight_of_its_samples() -> None:
+    loader = DataLoader(range(5), batch_size=2, sampler=[3, 1, 0, 2, 4])  # type: ignore[arg-type, var-annotated]
+    batch = feed(loader, accumulate=3).batch()
+    assert ([mb.weight for mb in batch.micro_batches], batch.samples) == ([2 / 5, 2 / 5, 1 / 5], 5)
 
 
 def test_weights_of_all_ranks_add_up_to_one() -> None:

@@ -220,13 +220,21 @@ def test_our_own_code_that_waits_for_a_collective_is_recognized() -> None:
 
 
 def test_messages_say_where_ranks_are() -> None:
-    assert describe(1, LOADING) == "rank 1 is in /lib/torch/utils/data/dataloader.py:1 in _try_get_data"
+    loads = "_try_get_data, where it waits for its data workers"
+    loading = f"rank 1 is in /lib/torch/utils/data/dataloader.py:1 in {loads}"
+    assert describe(1, LOADING) == loading
+    stopped = f"{loading}; its process 77 is stopped (by SIGSTOP or a debugger)"
+    assert describe(1, replace(LOADING, stopped=77)) == stopped
     assert describe(1, EVALUATES) == "rank 1 is in /app/train.py:33 in evaluate and uses CPU"
     assert describe(1, STOPPED) == "rank 1 is stopped (by SIGSTOP or a debugger)"
     assert describe(1, SILENT) == "rank 1 does not respond"
     assert "too many threads" in describe(1, UNKNOWN)
     assert describe_all({0: WAITING, 1: WAITING}).startswith(
         "all ranks wait for each other, so no rank is to blame"
+    )
+    barrier = at("/lib/torch/distributed/distributed_c10d.py:7 in barrier")
+    assert describe_all({0: barrier, 1: barrier, 2: WAITING}).endswith(
+        "; rank 2 in /lib/torch/autograd/graph.py:865 in _engine_run_backward)"
     )
     assert describe_all({0: SILENT, 1: ELSEWHERE}).endswith("rank 1 is in /app/train.py:9 in <module>")
     asked = describe_all({0: WAITING, 1: WAITING}, leaving=[1])
@@ -244,6 +252,7 @@ IDLE = Usage(
     io_bytes=7,
     is_busy=False,
     runnable=frozenset(),
+    stopped=frozenset(),
     wakeups=3,
     other_wakeups=10,
 )

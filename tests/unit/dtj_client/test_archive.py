@@ -55,7 +55,9 @@ def test_ignore_files_are_read_as_git_reads_them(tmp_path: Path) -> None:
     "name",
     [
         *(".env", ".env.local", ".envrc", "tls/server.key", "id_rsa", "my.kubeconfig", ".aws/credentials"),
-        *(".git-credentials", ".docker/config.json", "kaggle.json", ".cache/huggingface/token"),
+        *(".git-credentials", ".docker/config.json", "kaggle.json", ".cache/huggingface/token", "id_ecdsa"),
+        *("gcp_service_account.json", "application_default_credentials.json", "KEY.PEM", "prod.env"),
+        *(".azure/msal_token_cache.json", "client_secret_1.json", "rclone.conf"),
     ],
 )
 def test_secrets_are_never_sent_and_are_named(tmp_path: Path, name: str) -> None:
@@ -66,6 +68,14 @@ def test_secrets_are_never_sent_and_are_named(tmp_path: Path, name: str) -> None
     packed = pack(tmp_path)
     assert packed.secrets == (name,)
     assert list(unpacked(packed.data)) == ["train.py"]
+
+
+def test_virtual_environment_of_any_name_stays(tmp_path: Path) -> None:
+    write(tmp_path, train_py="print(1)")
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "pyvenv.cfg").write_text("home = /usr/bin")
+
+    assert pack(tmp_path).files == ("train.py",)
 
 
 def test_links_are_not_followed_out_of_the_folder(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def run(*words: str) -> int:
         (["submit", "--dry-run"], "name a program"),
         (["submit", "train.py", "--lr=1", "--dry-run"], "--dry-run stands behind train.py, so it would be"),
         (["submit", "--gpus", "2", "train.py", "--replicas=2"], "--replicas stands behind train.py"),
+        (["submit", "train.py", "-n", "team"], "-n stands behind train.py"),
         (["submit", "--env", "=1", "--", "train.py"], "--env =1: write NAME=VALUE"),
         (["submit", "-f", "job.yaml", "--", "train.py"], "the file has the command"),
         (["submit", "-f", "job.yaml", "--gpus", "2"], "--gpus does not go with -f"),

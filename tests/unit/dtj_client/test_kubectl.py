@@ -104,12 +104,20 @@ def test_cluster_without_an_answer_does_not_mean_a_missing_right(
         def communicate(self) -> tuple[bytes, bytes]:
             return out, said
 
-    monkeypatch.setattr(Kubectl, "start", lambda *_, **__: contextlib.nullcontext(Ended()))
+    asked: list[str] = []
+
+    def start(_: Kubectl, *words: str, **__: Any) -> contextlib.nullcontext[Ended]:
+        asked.extend(words)
+        return contextlib.nullcontext(Ended())
+
+    monkeypatch.setattr(Kubectl, "start", start)
     if may is None:
         with pytest.raises(UnreachableError, match="kubectl cannot reach a cluster"):
-            Kubectl().may("create", "pods")
+            Kubectl().may("create", "pods/portforward")
     else:
-        assert Kubectl().may("create", "pods") is may
+        assert Kubectl().may("create", "pods/portforward") is may
+    # kubectl takes what stands behind a slash for the name of an object.
+    assert asked == ["auth", "can-i", "create", "pods", "--subresource=portforward"]
 
 
 def test_message_of_kubectl_is_read_by_a_process_with_many_open_files(
@@ -310,6 +318,17 @@ def test_rule_of_the_api_is_one_sentence(why: str, shown: str) -> None:
     first = "\n* " if "\n" in why else ""
     said = f'The DistributedTrainingJob "digits" is invalid: {first}spec.replicas: {why}'
     assert str(Kubectl()._error(said)) == shown
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "(Timeout): the server was unable to return a response in the time allotted, but may",
+        '(InternalError): an error on the server ("x") has prevented the request from succeeding (get pods)',
+    ],
+)
+def test_load_balancer_without_an_api_server_is_asked_again(said: str) -> None:
+    assert isinstance(Kubectl()._error(f"Error from server {said}"), UnreachableError)
 
 
 @pytest.mark.parametrize(

@@ -38,19 +38,22 @@ def test_lines_of_some_ranks() -> None:
     assert [line.text for line in of_ranks(lines, {1})] == [texts[0], texts[3]]
 
 
-def test_log_of_a_silent_node_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_log_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(self: Kubectl, *words: str) -> str:
         if words[1] == "digits-0":
             raise self.error(
                 b'Error from server: Get "https://10.0.0.3:10250/containerLogs/a/digits-0/trainer": dial tcp '
                 b"10.0.0.3:10250: i/o timeout"
             )
+        if words[1] == "digits-2":  # whose node refused it
+            raise self.error(b'Error from server (BadRequest): container "a" in pod "b" is terminated')
         return "2026-01-01T00:00:01Z hello\n"
 
     monkeypatch.setattr(Kubectl, "run", run)
-    pods = [{"metadata": {"name": f"digits-{index}"}} for index in (0, 1)]
+    pods = [{"metadata": {"name": f"digits-{index}"}} for index in (0, 1, 2)]
     assert [str(line) for line in snapshot(Kubectl(), pods, "digits")] == [
         "0| no log: the node of the pod gives no answer: dial tcp 10.0.0.3:10250: i/o timeout",
+        '2| no log: container "a" in pod "b" is terminated',
         "1| hello",
     ]
 

@@ -135,17 +135,30 @@ def test_accelerator_of_another_maker_needs_an_image(resource: str) -> None:
         (["torchrun", "train.py"], {}, "true"),
         (["torchrun", "train.py"], {"env": {"ACCELERATE_USE_CPU": "no"}}, "no"),
         (["torchrun", "train.py"], {"gpus": 1}, None),
-        (["torchrun", "train.py"], {"image": "my:1"}, None),
+        (["torchrun", "train.py"], {"image": "my:1"}, "true"),
+        (["torchrun", "train.py"], {"gpus": 0}, "true"),
         (["train.py"], {}, None),
     ],
 )
-def test_accelerate_under_torchrun_finds_out_that_the_image_is_for_cpus(
+def test_accelerate_under_torchrun_finds_out_that_there_are_only_cpus(
     command: list[str], options: dict[str, Any], value: str | None
 ) -> None:
     made = job(Request(name="a", command=command, **options), with_code=False)
     (trainer,) = made["spec"]["template"]["spec"]["containers"]
     found = {each["name"]: each["value"] for each in trainer.get("env", ())}
     assert found.get("ACCELERATE_USE_CPU") == value
+
+
+def test_accelerators_are_counted_or_claimed() -> None:
+    """A claim of dynamic resource allocation has no number; of 0 GPUs there is none."""
+    claims = {"spec": {"containers": [{"name": "trainer", "resources": {"claims": [{"name": "gpu"}]}}]}}
+    template = {"spec": {"template": claims}}
+    launch = ["accelerate", "launch", "train.py"]
+    for options, asked, on_cpus in (({"gpus": 0}, None, True), ({}, None, True), ({}, template, False)):
+        request = Request(name="a", command=launch, replicas=2, image="my:1", **options)  # type: ignore[arg-type]
+        made = job(request, with_code=False, template=asked)
+        (trainer,) = made["spec"]["template"]["spec"]["containers"]
+        assert ("--cpu" in trainer["command"]) is on_cpus
 
 
 def test_code_goes_with_the_job() -> None:

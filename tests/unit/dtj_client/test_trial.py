@@ -34,6 +34,11 @@ class Cluster(Kubectl):
     said: dict[int, list[Json] | None]
     stored: dict[str, Json]
 
+    quotas: list[Json] = []
+
+    def items(self, kind: str, *options: str) -> list[Json]:
+        return self.quotas if kind == "resourcequotas" else []
+
     def create(self, manifest: Json) -> Json:
         self.stored[manifest["metadata"]["name"]] = manifest
         return manifest
@@ -62,6 +67,18 @@ class Cluster(Kubectl):
         assert found is not None
         # One line each, as the probe prints them; a half-written one at the end.
         return "".join(f"{json.dumps({key: value})}\n" for key, value in found[int(index)].items()) + '{"a'
+
+
+def test_pods_ask_for_what_a_quota_demands() -> None:
+    cluster = Cluster(MEMBERS)
+    quota = {"spec": {"hard": {"limits.cpu": "8", "requests.nvidia.com/gpu": "4"}}}
+    object.__setattr__(cluster, "quotas", [quota])
+    found = trial(cluster, sleep=never)
+    next(found)
+    ((_, job),) = cluster.stored.items()
+    (trainer,) = job["spec"]["template"]["spec"]["containers"]
+    assert trainer["resources"] == {"limits": {"cpu": "100m"}, "requests": {"cpu": "100m"}}
+    found.close()
 
 
 def never(_seconds: float) -> None:

@@ -9,15 +9,19 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from aiohttp import web
 from kubernetes.aio.client import Configuration
+from prometheus_client import REGISTRY
 
 from dtj_operator import settings
 from dtj_operator.app import BACKLOG_PATIENCE_S, App
+from dtj_operator.job_metrics import JOBS as TABLE
 from dtj_operator.kube import lease, optional, pods
 from dtj_operator.model.names import Key
+from tests.support.builders import job
 from tests.unit.dtj_operator.kube.server import Json, stall
 
 JOBS = "/apis/dtj.dev/v1alpha1/distributedtrainingjobs"
 PODS = "/api/v1/pods"
+KUEUE = ("kueue.x-k8s.io/v1beta2", "workloads")
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/default/leases/dtj-operator"
 
 
@@ -355,6 +359,61 @@ class OptionalKind(Lists):
         if request.path == self.version:
             return web.json_response({"resources": [{"name": self.plural}]})
         return await super().handle(request)
+
+
+async def test_optional_kind_that_is_installed_later_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optional, "LOOK_S", 0.01)
+    lists = OptionalKind(*KUEUE)
+    lists.removed.set()
+    async with running(lists, "--no-leader-election") as app, asyncio.timeout(60):
+        await app._kueue.settled.wait()
+        lists.removed.clear()
+        await lists.watched.wait()
+
+
+async def test_operator_that_has_stopped_counts_no_jobs() -> None:
+    """Its process may start again as a follower."""
+    async with running(Lists()):
+        TABLE.saw(Key("ns", "a"), job().snapshot(), {"phase": "Running"})
+        assert REGISTRY.get_sample_value("dtj_jobs", {"namespace": "ns", "phase": "Running"}) == 1
+
+    assert REGISTRY.get_sample_value("dtj_jobs", {"namespace": "ns", "phase": "Running"}) is None
+
+
+class Unlisted(OptionalKind):
+    """While `unlisted`, the kind is served and watched, but cannot be listed."""
+
+    unlisted = True
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        listed = request.path.startswith(f"{self.version}/") and "watch" not in request.query
+        if listed and self.unlisted:
+            return web.json_response({"message": "conversion webhook failed"}, status=404)
+        return await super().handle(request)
+
+
+async def test_operator_starts_while_an_optional_kind_cannot_be_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(optional, "FIRST_LISTS_S", 0.01)
+    lists = Unlisted(*KUEUE)
+    lists.items[PODS] = [pod("known")]
+    async with running(lists) as app:
+        await until(lists, lambda: "known" in lists.looked)
+
+    assert "conversion webhook failed" in app._kueue.problem
+
+
+async def test_follower_takes_over_while_an_optional_kind_cannot_be_listed() -> None:
+    lists = Unlisted(*KUEUE)
+    lists.items[PODS] = [pod("known")]
+    lists.unlisted = False
+    lists.broken.add(LEASE)
+    async with running(lists), asyncio.timeout(60):
+        await lists.watched.wait()
+        lists.unlisted = True
+        lists.broken.clear()
+        await until(lists, lambda: "known" in lists.looked)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -220,3 +221,29 @@ def test_loss_of_a_node_is_counted_once_for_all_jobs_on_it():
         scraped.table.saw(key, s, status)
         scraped.table.wrote(key, s, verdict, status)
         assert counted() - before == number
+
+
+def test_counters_of_namespaces_without_jobs_do_not_stay_forever(monkeypatch: pytest.MonkeyPatch):
+    """Where each branch has a namespace for a while, a process would keep series of thousands of them."""
+
+    def counters(namespace: str) -> set[str]:
+        found = (each for family in REGISTRY.collect() for each in family.samples)
+        return {each.name for each in found if each.labels.get("namespace") == namespace}
+
+    monkeypatch.setattr("dtj_operator.job_metrics.LEFT_NAMESPACES", 2)
+    table, s = JobTable(), GPUS.running().snapshot()
+    keys = [Key(f"branch-{number}", name) for number in range(4) for name in ("one", "two")]
+    for key in keys:
+        own = replace(s, job=msgspec.structs.replace(s.job, namespace=key.namespace))
+        for verdict in (Restart(FAULT, counts=True), Fail("NoProgress", "three times", FAULT)):
+            status = new_status(own, verdict) | {"goodput": {"productiveSeconds": 9}}
+            table.saw(key, own, status)
+            table.wrote(key, own, verdict, status)
+    every = counters("branch-0")
+    assert len(every) == 4
+
+    for key in keys[1:]:  # the first namespace keeps a job
+        table.forget(key)
+
+    left = [counters(f"branch-{number}") for number in range(4)]
+    assert left == [every, set(), every, every]

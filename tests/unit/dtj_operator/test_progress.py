@@ -12,6 +12,7 @@ from dtj_operator.engine.turns import Turns
 from dtj_operator.model.agent_status import Incident, Ledger, SilentReplica, Straggler
 from dtj_operator.model.json import Json
 from dtj_operator.model.names import Key
+from dtj_operator.plan.snapshot import Silence
 from dtj_operator.progress import Poller
 
 param = pytest.param
@@ -269,6 +270,84 @@ async def test_long_silence_no_longer_counts_as_silent(agents: Agents) -> None:
     await asyncio.sleep(30)
 
     assert not agents.poller.silent(KEY, "u", 0)
+
+
+async def test_answer_that_does_not_change_any_more_is_none(agents: Agents) -> None:
+    """The process that answers is not the agent, which may be stopped or blocked."""
+    agents.answers["10.0.0.1"] = b'{"attempt": 0, "step": 1, "at": "2026-01-01T00:00:00.000Z"}'
+    agents.poller.follow(KEY, "u", 0, "10.0.0.1")
+    await asyncio.sleep(19)
+    assert agents.poller.silence(KEY, "u", 0) is None
+    await asyncio.sleep(10)
+
+    assert agents.poller.silent(KEY, "u", 0)
+    assert agents.poller.silence(KEY, "u", 0) == Silence(since=1e9 + 10)
+    agents.answers["10.0.0.1"] = b'{"attempt": 0, "step": 1, "at": "2025-01-01T00:00:00.000Z"}'
+    await asyncio.sleep(10)
+    assert agents.poller.silence(KEY, "u", 0) is None
+
+
+async def silence_as_others_say(
+    *heard_at: float | None, after_s: float = 129, named: Json | None = None
+) -> tuple[Silence | None, list[float]]:
+    """What is known of replica 0's agent, silent from 5 s on, that replicas 1, 2, ... heard then; and news.
+
+    None: that replica does not answer.
+    """
+    agents, began = Agents(), now()
+
+    async def ask(address: str) -> bytes:
+        index = int(address.rpartition(".")[2])
+        if index == 0:
+            agents.at_step(3)
+            return identified(agents.answers["10.0.0.1"]) if now() - began < 5 else b""
+        heard = heard_at[index - 1]
+        says = {"job": "j", "jobUid": "u", "replica": index, "attempt": 0, "at": str(now())}
+        unheard = {} if heard is None else {"unheardSeconds": now() - began - heard}
+        return json.dumps(says | unheard | (named or {})).encode()
+
+    poller = Poller(ask, agents._on_news, lambda: 1e9 + now() - began, agents.poller._turns, poll_s=10)
+    others = {index: f"10.0.0.{index}" for index in range(1, len(heard_at) + 1)}
+    poller.follow(KEY, "u", 0, "10.0.0.0", others=others)
+    await asyncio.sleep(after_s)
+    found = poller.silence(KEY, "u", 0)
+    await poller.close()
+    return found, [round(at - began) for at in agents.news_at]
+
+
+UNKNOWN = Silence(since=1e9)
+HEARD = Silence(since=1e9, is_heard=True)
+
+
+@pytest.mark.parametrize(
+    ("heard_at", "found"),
+    [
+        param([5.0], Silence(since=1e9, unheard_since=1e9 + 5), id="the only one"),
+        param([5.0, 3.0, 4.0], Silence(since=1e9, unheard_since=1e9 + 5), id="since when all do not"),
+        param([5.0, 3.0, None], Silence(since=1e9, unheard_since=1e9 + 5), id="two of three"),
+        param([5.0, None], UNKNOWN, id="one of two"),
+        param([5.0, None, None], UNKNOWN, id="one of three"),
+        param([5.0, 3.0, 120.0], HEARD, id="one still hears it"),
+        param([5.0, 40.0, 40.0], UNKNOWN, id="not for long enough"),
+        param([None], UNKNOWN, id="older agents do not say it"),
+        param([], UNKNOWN, id="there is no other"),
+    ],
+)
+async def test_other_agents_say_whether_they_hear_a_silent_replica_0(
+    heard_at: list[float | None], found: Silence
+) -> None:
+    assert (await silence_as_others_say(*heard_at))[0] == found
+
+
+async def test_what_other_agents_say_is_news_once() -> None:
+    assert (await silence_as_others_say(5.0, after_s=600))[1] == [0, 15, 125]
+
+
+@pytest.mark.parametrize(
+    "named", [{"job": "k"}, {"jobUid": "v"}, {"attempt": 1}, {"replica": 2}, {"at": None}, {"at": "same"}]
+)
+async def test_other_agents_that_are_not_of_the_job_or_stopped_are_not_believed(named: Json) -> None:
+    assert (await silence_as_others_say(5.0, named=named))[0] == UNKNOWN
 
 
 async def test_agent_that_waits_for_a_replica_is_polled_more_often(agents: Agents) -> None:

@@ -1,6 +1,6 @@
 """`python -m dtj` is `dtj`."""
 
-from dtj.cli.commands import main
+from dtj.entry import main
 
 if __name__ == "__main__":
     main()

@@ -93,6 +93,7 @@ RUN_FIELDS: Final = (
 STATUS_FIELDS: Final = (
     *("job", "jobUid", "replica", "attempt", "generation", "state", "worldSize"),
     *RUN_FIELDS,
-    *("ranks", "slowestRank", "slowest", "hang", "missing", "rejoin", "restarts", "failure", "ledger", "at"),
+    *("ranks", "slowestRank", "slowest", "hang", "missing", "unheardSeconds", "rejoin"),
+    *("restarts", "failure", "ledger", "at"),
 )
 STATES: Final = ("Starting", "Running", "Recovering", "Stopping", "Done", "Failed")

@@ -32,8 +32,9 @@ from dtj.errors import RecipeError
 from dtj.healing.recovery import Recovery
 from dtj.parallel.parallelize import parallelize
 from dtj.parallel.strategy import Strategy, unwrap
-from dtj.ranks import exchange, random_state
+from dtj.ranks import exchange, random_state, stop
 from dtj.ranks.process_groups import ProcessGroups
+from dtj.ranks.world import check_default_device
 from dtj.settings import Settings
 from dtj.step import backward as step_backward
 from dtj.step import evaluate as step_evaluate
@@ -119,6 +120,8 @@ class Run:
         )
         self._callbacks: list[OnLine] = []
         self._batch: Batch | None = None
+        self._said: set[str] = set()
+        self._moving = step_backward.Moving()
         self._plain = step_backward.PlainForm(
             strategy,
             precision,
@@ -275,11 +278,12 @@ class Run:
 
         total  number of steps of the whole training, including those before a restart
         Without `data` or `loader`, batches are empty, e.g. for reinforcement learning.
-        After SIGTERM or SIGINT on any rank, Stopped is raised on all ranks after the same step.
+        After SIGTERM or SIGINT on any rank, Stopped is raised on all ranks after the same step. A program
+        that catches it may clean up; it counts as stopped even if it then ends with code 0.
         A `break` ends the loop immediately: the current step does not count as done, and nothing is saved.
         Code after it counts as part of a step, since other ranks may continue: use `pause` if it takes long.
         """
-        total = whole_steps(total)
+        total = self._progress.feed.checked_total(whole_steps(total), self.step)
         logger = self._begin_loop(total)
         progress, feed, started = self._progress, self._progress.feed, self.step
         with self._groups.stop.installed():
@@ -301,6 +305,7 @@ class Run:
             if progress.is_over:
                 self.say(f"finished at step {self.step} of {total}: the program called run.finish")
             self._recovery.run_verb(partial(self._boundary.conclude, may_wait=True))
+            stop.left = None
             heartbeat.mine.rest()
             if self.step > started:
                 self.say(logger.meter.summary(step=self.step, waited_s=feed.waited_s))
@@ -317,6 +322,7 @@ class Run:
         if self._checkpointer.run_dir and not self._checkpointer.parts.user_parts:
             self.say("nothing will be saved: call run.state(model=..., opt=..., data=...) before run.steps")
         if self.size > 1:
+            check_default_device()
             self._recovery.run_verb(lambda: self._check_alike(total))
         logger = self._logger(total)
         self._boundary.begin(logger)
@@ -388,18 +394,26 @@ class Run:
         return self._backward(loss, batch)
 
     def _backward(self, loss_of: step_backward.LossOf, batch: Batch) -> torch.Tensor:
+        how: dict[str, Any] = {"strategy": self._strategy, "precision": self._precision}
+        before: step_backward.Rollback | None = None
+
         def verb() -> torch.Tensor:
+            nonlocal before
+            watched: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+            if self._groups.can_heal:
+                before = step_backward.Rollback(self._strategy, self._moving.known)
+                watched = self._moving.watched(self._strategy)
             if self._progress.needs_warm_up:
-                step_backward.warm_up(loss_of, batch, strategy=self._strategy, precision=self._precision)
+                step_backward.warm_up(loss_of, batch, moving=self._moving.known, **how)
                 self._progress.needs_warm_up = False
             self._seed_verb(self._progress.verb + 1)
-            with self._boundary.counting_operations(batch.samples):
-                return step_backward.backward(
-                    loss_of, batch, strategy=self._strategy, precision=self._precision
-                )
+            with watched, self._boundary.counting_operations(batch.samples):
+                return step_backward.backward(loss_of, batch, **how)
 
-        before = step_backward.Rollback(self._strategy) if self._groups.can_heal else None
-        rollback = before.restore if before else None
+        def rollback() -> None:
+            if before:
+                before.restore()
+
         loss = self._recovery.run_verb(verb, skip=self._skip_backward, rollback=rollback)
         self._finite.note(loss, self.step + 1)
         return loss
@@ -525,6 +539,7 @@ class Run:
                 strategy=self._strategy,
                 precision=self._precision,
                 group=self._groups.control,
+                warn=self._say_once,
             )
 
         skip = partial(step_evaluate.of_no_sample, metric)
@@ -578,6 +593,11 @@ class Run:
         """Print a line on stderr, on rank 0 only."""
         if self.rank == 0:
             print(f"dtj: {message}", file=sys.stderr, flush=True)
+
+    def _say_once(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            self.say(message)
 
     def _check_alike(self, total: int) -> None:
         """RecipeError on all ranks if one of them would train otherwise than the others."""

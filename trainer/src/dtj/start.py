@@ -13,7 +13,7 @@ from dtj.parallel.select import select
 from dtj.ranks import random_state
 from dtj.ranks.process_groups import ProcessGroups
 from dtj.ranks.stop import StopFlag
-from dtj.ranks.world import World, choose_devices
+from dtj.ranks.world import World, check_default_device, choose_devices
 from dtj.run import Run
 from dtj.settings import Settings
 from dtj.step.precision import Precision
@@ -29,6 +29,7 @@ def init(*, seed: int = 0, device: str | None = None, **settings: Any) -> Run:
     The job's flags take precedence over these arguments. RecipeError for an unknown or invalid one.
     """
     seed = whole(seed, "seed is", least=0, fix="pass another seed to dtj.init or Recipe")
+    check_default_device()
     chosen = Settings.read(os.environ, **settings)
     world = World.from_env(os.environ)
     layout = lay_out(chosen.parallel, chosen.mesh, world)

@@ -193,7 +193,7 @@ def _error(call: str, response: aiohttp.ClientResponse, raw: bytes) -> ApiError:
     except (ValueError, AttributeError):
         reason, message = str(response.reason or ""), raw[:300].decode(errors="replace")
         object_path = ""
-    names_object = bool(object_path) and call.removesuffix("/status").endswith(object_path)
+    names_object = bool(object_path) and call.endswith((object_path, f"{object_path}/status"))
     error = kind_of(response.status, message, names_object=names_object)
     after = response.headers.get("Retry-After", "")  # Kubernetes sends whole seconds; a date is ignored
     return error(call, response.status, reason, message, float(after) if after.isdecimal() else 0.0)

@@ -14,8 +14,10 @@ from dtj_operator.kube.discovery import first_served
 from dtj_operator.kube.errors import Unavailable
 from dtj_operator.kube.reflector import Reflector
 
+LOOK_S = 30.0  # between two looks for a kind that is not served
 RETRY_S = 2.0  # between two questions to an API server that does not answer
 GONE_PAUSE_S = 15.0  # between two checks of a kind whose watch fails
+FIRST_LISTS_S = 30.0  # how long jobs wait for the first lists
 
 
 class Feature:
@@ -23,17 +25,31 @@ class Feature:
 
     plural, versions  of the kind, the newest version first
     not_served        the problem of jobs that ask for it while the API server does not serve it
-    forbidden         the problem while the operator may not read the objects
+    unreadable        the problem while the operator cannot read the objects; the cause follows
+    grant             what to do if it may not
 
     api_version       that the operator uses; empty: it uses none
-    problem           why not; empty: it uses one, or needs none
-    settled           whether this is known, and the objects are in the cache
+    settled           whether this is known, and the objects are in the cache if they can be read
     """
 
-    def __init__(self, plural: str, versions: Sequence[str], *, not_served: str = "", forbidden: str) -> None:
-        self._plural, self._versions, self._forbidden = plural, versions, forbidden
-        self.api_version, self.problem = "", not_served
+    def __init__(
+        self, plural: str, versions: Sequence[str], *, not_served: str = "", unreadable: str, grant: str
+    ) -> None:
+        self._plural, self._versions = plural, versions
+        self._not_served, self._unreadable, self._grant = not_served, unreadable, grant
+        self._late: Sequence[Reflector[Any]] = ()  # jobs run although not all of them have a list
+        self.api_version = ""
         self.settled = asyncio.Event()
+
+    @property
+    def problem(self) -> str:
+        """Why the operator does not use the kind; empty: it does, or need not."""
+        if self.api_version:
+            return ""
+        unread = next((each for each in self._late if not each.synced.is_set()), None)
+        if unread is None:
+            return self._not_served
+        return f"{self._unreadable}: {self._grant if unread.forbidden else unread.problem or 'no answer yet'}"
 
     async def until_served(self, api: Api, pause_s: float) -> str:
         """Ask every `pause_s` seconds; return the version that is served."""
@@ -49,15 +65,21 @@ class Feature:
             await asyncio.sleep(pause_s)
 
     async def until_cached(self, version: str, reflectors: Sequence[Reflector[Any]]) -> None:
-        """Wait for the first lists, and use this version from then on."""
-        for reflector in reflectors:
-            await reflector.tried.wait()
+        """Wait for the first lists, and use this version from then on.
+
+        Jobs, most of which do not need the kind, wait neither for a right that may never be given nor for
+        long: the API server cannot list a kind whose conversion webhook is down.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_LISTS_S):
+                for reflector in reflectors:
+                    await reflector.tried.wait()
         if not all(reflector.synced.is_set() for reflector in reflectors):
-            self.problem = self._forbidden
-            self.settled.set()  # jobs do not wait for a right that may never be given
+            self._late = reflectors
+            self.settled.set()
         for reflector in reflectors:
             await reflector.synced.wait()
-        self.api_version, self.problem = version, ""
+        self.api_version = version
         self.settled.set()
 
     async def until_gone(self, api: Api, version: str, reflectors: Sequence[Reflector[Any]]) -> None:

@@ -24,7 +24,8 @@ DROPPED = (
     "drops the field"
 )
 DROPPED_S = 600.0  # then a PodGroup is tried again
-FORBIDDEN = "the cluster serves PodGroups, but the operator may not read them: apply the chart's ClusterRole"
+UNREADABLE = "the cluster serves PodGroups, but the operator cannot read them"
+GRANT = "apply the chart's ClusterRole"
 
 
 class _Gang(Wire):
@@ -77,7 +78,7 @@ class Gangs(Feature):
     """Whether the cluster places gangs; the clock is monotonic, in seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        super().__init__(names.POD_GROUPS, names.POD_GROUP_VERSIONS, forbidden=FORBIDDEN)
+        super().__init__(names.POD_GROUPS, names.POD_GROUP_VERSIONS, unreadable=UNREADABLE, grant=GRANT)
         self._clock = clock
         self._dropped_until: dict[str, float] = {}  # by namespace
 

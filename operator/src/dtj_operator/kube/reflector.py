@@ -24,7 +24,7 @@ WATCH_S = 290  # the server ends a watch after this; the next watch continues at
 SILENCE_S = 75.0
 LONGEST_RELIST_PAUSE_S = 10.0  # few requests anyway; a longer pause would delay us when the server is back
 LONGEST_ASKED_PAUSE_S = 60.0  # that the API server asks for with Retry-After
-LIST_FORBIDDEN_PAUSE_S = 300.0  # how often to retry a list that a 403 refused and that is not required
+LIST_FORBIDDEN_PAUSE_S = 30.0  # how often to retry a list that a 403 refused and that is not required
 
 T = TypeVar("T")
 V = TypeVar("V", bound=ObjectView)
@@ -36,7 +36,8 @@ class Reflector(Generic[V]):
     """Lists and watches one kind of objects, in one namespace or in all, forever.
 
     synced        the cache has been filled once
-    tried         the same, or the right to read is missing
+    tried         the same, or the right to read has been missing
+    forbidden     the last list was refused, and the operator can work without it
     current       the cache is up to date: a watch is open or is being opened
     problem       why the last list or watch failed; empty once a list has been read again
     last_data_at  when the server last sent data, by the loop's clock
@@ -46,7 +47,7 @@ class Reflector(Generic[V]):
         self._api, self._source, self._cache, self._random = api, cache.source, cache, random
         self._namespace, self._path = namespace, self._source.path(namespace)
         self._lists = asyncio.Lock()
-        self._forbidden = False
+        self.forbidden = False
         self.synced, self.tried = asyncio.Event(), asyncio.Event()
         self.current = False
         self.problem = ""
@@ -55,6 +56,10 @@ class Reflector(Generic[V]):
     @property
     def what(self) -> str:
         return self._source.what
+
+    @property
+    def required(self) -> bool:
+        return self._source.required
 
     async def run(self) -> None:
         pause = 0.5
@@ -78,7 +83,7 @@ class Reflector(Generic[V]):
         self._note_data()
         if not self.current:
             self._cache.on_reconnected()
-        self.current, self.problem, self._forbidden = True, "", False
+        self.current, self.problem, self.forbidden = True, "", False
         self.synced.set()
         self.tried.set()
         metrics.RELISTS.labels(self.what).inc()
@@ -126,14 +131,15 @@ class Reflector(Generic[V]):
         pause = max(pause, min(LONGEST_ASKED_PAUSE_S, getattr(error, "after_s", 0.0)))
         fields = {"what": self.what, "error": str(error)}
         if self._source.required or not isinstance(error, Refused):
+            self.forbidden = False
             unexpected = None if isinstance(error, ApiError) else error
             _log.warning(
                 "watch failed; relisting", extra={**fields, "retry_in_s": pause}, exc_info=unexpected
             )
             return pause
         self.tried.set()
-        if not self._forbidden:
-            self._forbidden = True
+        if not self.forbidden:
+            self.forbidden = True
             _log.warning("no permission to read these objects; continuing without them", extra=fields)
         return LIST_FORBIDDEN_PAUSE_S
 

@@ -4,12 +4,17 @@ A session has no limit of connections: every open watch holds one, and there may
 namespaces. Who sends requests limits how many there are at a time.
 """
 
+from asyncio.sslproto import SSLProtocol
+
 import aiohttp
 from aiohttp import ClientMiddlewareType
 from kubernetes.aio.client import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
 
 READ_BUFFER = 2**21  # bytes of an answer that may arrive before it is read; lists of large pods are long
+# Bytes that asyncio reads at once. Each connection has a buffer of this size: with asyncio's own 256 KiB, the
+# watches of 250 namespaces would take half of the chart's memory limit. A TLS record has at most 16 KiB.
+SSLProtocol.max_size = 2**16
 
 
 def open_session(config: Configuration, *middlewares: ClientMiddlewareType) -> aiohttp.ClientSession:

@@ -9,14 +9,13 @@ from dtj_operator.model import names
 from dtj_operator.model.json import Json
 from dtj_operator.model.views import AdmissionView, ConditionView, PodSettings, WorkloadView
 
+_WITHOUT = "remove the label to run the job without a queue"
 NOT_SERVED = (
     f"the job has the label {names.QUEUE_NAME}, but the cluster has no Workloads of {names.KUEUE_API}: "
-    "install Kueue, or remove the label to run the job without a queue"
+    f"install Kueue, or {_WITHOUT}"
 )
-FORBIDDEN = (
-    f"the job has the label {names.QUEUE_NAME}, but the operator may not read Workloads of Kueue: "
-    "set kueue.enabled of the operator's chart to true, or remove the label to run the job without a queue"
-)
+UNREADABLE = f"the job has the label {names.QUEUE_NAME}, but the operator cannot read Workloads of Kueue"
+GRANT = f"set kueue.enabled of the operator's chart to true, or {_WITHOUT}"
 
 
 class _Assignment(Wire):
@@ -101,4 +100,6 @@ def decode_flavor(raw: bytes) -> PodSettings:
 
 def kueue() -> Feature:
     """Whether the operator can use Kueue."""
-    return Feature(names.WORKLOADS, (names.KUEUE_API,), not_served=NOT_SERVED, forbidden=FORBIDDEN)
+    return Feature(
+        names.WORKLOADS, (names.KUEUE_API,), not_served=NOT_SERVED, unreadable=UNREADABLE, grant=GRANT
+    )

@@ -6,14 +6,14 @@ The answer comes from a user's program, so every value of a wrong type or size i
 from typing import Annotated
 
 import msgspec
-from msgspec.structs import asdict, force_setattr
+from msgspec.structs import asdict
 
 from dtj_operator.model.names import Key
-from dtj_operator.model.printable import printable
+from dtj_operator.model.reported import MAX_IN_PLACE, Reported
 
 _Whole = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
-_Heals = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]  # stored as 32 bits in the status
+_Heals = Annotated[int, msgspec.Meta(ge=0, le=MAX_IN_PLACE)]
 _Index = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Word = Annotated[str, msgspec.Meta(max_length=64)]
 _Name = Annotated[str, msgspec.Meta(max_length=253)]
@@ -21,22 +21,13 @@ _Text = Annotated[str, msgspec.Meta(max_length=4096)]
 _LISTED = msgspec.Meta(max_length=1000)  # the agent lists no more
 
 
-class _Reported(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Its texts cannot change what a terminal shows."""
-
-    def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            if isinstance(text := getattr(self, name), str):
-                force_setattr(self, name, printable(text))
-
-
-class Incident(_Reported, frozen=True, kw_only=True):
+class Incident(Reported, frozen=True, kw_only=True):
     """The last failure as the agents report it."""
 
     replica: _Index | None = None
     rank: _Index | None = None
     reason: _Word | None = None
-    exit_code: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    exit_code: _Index | None = None
     signal: _Word | None = None
     message: _Text | None = None
     generation: _Index | None = None
@@ -44,14 +35,14 @@ class Incident(_Reported, frozen=True, kw_only=True):
     at: _Word | None = None  # RFC 3339
 
 
-class InPlace(_Reported, frozen=True, kw_only=True):
+class InPlace(Reported, frozen=True, kw_only=True):
     """Failures of ranks that the agents healed without a new pod."""
 
     in_place: _Heals = 0
     without_progress: _Heals | None = None  # of these and of the operator's, since the last progress
 
 
-class Ledger(_Reported, frozen=True, kw_only=True):
+class Ledger(Reported, frozen=True, kw_only=True):
     """Where the seconds of an attempt went, as its agents report it."""
 
     productive: _Seconds = 0.0
@@ -60,7 +51,7 @@ class Ledger(_Reported, frozen=True, kw_only=True):
     recovering: _Seconds = 0.0
 
 
-class Straggler(_Reported, frozen=True, kw_only=True):
+class Straggler(Reported, frozen=True, kw_only=True):
     """A rank that completes steps, but so slowly that all other ranks wait for it."""
 
     rank: _Index
@@ -68,21 +59,21 @@ class Straggler(_Reported, frozen=True, kw_only=True):
     ratio: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None  # its time for a step by the others'
 
 
-class Hung(_Reported, frozen=True, kw_only=True):
+class Hung(Reported, frozen=True, kw_only=True):
     """A hang that the agents only report, while it lasts."""
 
     ranks: Annotated[tuple[_Index, ...], _LISTED] = ()
     message: _Text = ""
 
 
-class SilentReplica(_Reported, frozen=True, kw_only=True):
+class SilentReplica(Reported, frozen=True, kw_only=True):
     """A replica that took part and that the others have been waiting for."""
 
     replica: _Index
     seconds: _Seconds
 
 
-class _Answer(_Reported, frozen=True, kw_only=True):
+class _Answer(Reported, frozen=True, kw_only=True):
     job: _Name | None = None
     job_uid: _Name | None = None
     replica: int | None = None
@@ -103,6 +94,7 @@ class _Answer(_Reported, frozen=True, kw_only=True):
     hang: Hung | None = None
     save_failure: _Text | None = None  # why no checkpoint can be written, while that lasts
     missing: Annotated[tuple[SilentReplica, ...], _LISTED] | None = None
+    at: _Word | None = None  # changes with every answer of an agent that is not stopped
 
     @property
     def in_place(self) -> int:
@@ -114,6 +106,24 @@ class _Answer(_Reported, frozen=True, kw_only=True):
         return self.missing or ()
 
 
+class _OtherAnswer(Reported, frozen=True, kw_only=True):
+    """What an agent other than replica 0's says about replica 0's."""
+
+    job: _Name | None = None
+    job_uid: _Name | None = None
+    replica: int | None = None
+    attempt: int
+    at: _Word
+    unheard_s: _Seconds = msgspec.field(name="unheardSeconds")
+
+
+class Unheard(msgspec.Struct, frozen=True):
+    """For how long an agent has not heard from replica 0's, as it said at this moment of its own clock."""
+
+    at: str
+    seconds: float
+
+
 class Progress(_Answer, frozen=True, kw_only=True):
     """The last answer of replica 0's agent."""
 
@@ -122,6 +132,7 @@ class Progress(_Answer, frozen=True, kw_only=True):
 
 
 _decode = msgspec.json.Decoder(_Answer).decode
+_decode_other = msgspec.json.Decoder(_OtherAnswer).decode
 
 
 def parse(raw: bytes, key: Key, uid: str, observed_at: float, address: str, *, ranks: int) -> Progress:
@@ -145,3 +156,11 @@ def parse(raw: bytes, key: Key, uid: str, observed_at: float, address: str, *, r
     if answer.eta_s is not None and not 0 <= answer.eta_s <= 10 * 365 * 86_400:
         fields["eta_s"] = None  # more than ten years may not fit into a date
     return Progress(**fields, observed_at=observed_at, address=address)
+
+
+def parse_other(raw: bytes, key: Key, uid: str, attempt: int, replica: int) -> Unheard:
+    """Parse an answer of another replica, like `parse`; invalid if its agent is too old to say it."""
+    answer = _decode_other(raw)
+    if (answer.job, answer.job_uid, answer.attempt, answer.replica) != (key.name, uid, attempt, replica):
+        raise msgspec.ValidationError(f"the agent does not belong to replica {replica} of {key}")
+    return Unheard(answer.at, answer.unheard_s)

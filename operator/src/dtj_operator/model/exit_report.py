@@ -4,46 +4,48 @@ It is parsed once, when the pod is decoded. The message is written by the user's
 another type counts as absent, and a message that is not such a report is plain text.
 """
 
+import contextlib
 import json
 import sys
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Annotated
 
 import msgspec
 
 from dtj_operator.model.json import Json
-from dtj_operator.model.printable import printable
+from dtj_operator.model.reported import MAX_IN_PLACE, Reported
 
-T = TypeVar("T", bound=msgspec.Struct)
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # fits into the API's int32
+_Restarts = Annotated[int, msgspec.Meta(ge=0, le=MAX_IN_PLACE)]
+_Number = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 
 
-class Culprit(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel"):
+class Culprit(Reported, frozen=True, gc=False, kw_only=True):
     """The rank of another replica that failed the job, as the ranks that lost it learned it."""
 
-    replica: int
+    replica: _Count
     reason: str = ""
-    rank: int | None = None
-    exit_code: int | None = None
+    rank: _Count | None = None
+    exit_code: _Count | None = None
     message: str = ""
-    generation: int | None = None
-    step: int | None = None
+    generation: _Count | None = None
+    step: _Count | None = None
     at: str = ""  # RFC 3339
 
 
-class ExitReport(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel"):
+class ExitReport(Reported, frozen=True, gc=False, kw_only=True):
     reason: str = ""
     message: str = ""
     at: str = ""  # RFC 3339
-    rank: int | None = None
-    generation: int | None = None
-    step: int | None = None
-    total_steps: int | None = None
-    epoch: int | None = None
-    loss: float | None = None
-    samples_per_second: float | None = None
-    in_place: int | None = None  # restarts in place of this attempt
-    without_progress: int | None = None  # restarts in a row since the last progress
-    identical_failures: int | None = None  # in a row, with this error of the program and without a step
+    rank: _Count | None = None
+    generation: _Count | None = None
+    step: _Count | None = None
+    total_steps: _Count | None = None
+    epoch: _Count | None = None
+    loss: _Number | None = None
+    samples_per_second: _Number | None = None
+    in_place: _Restarts | None = None  # restarts in place of this attempt
+    without_progress: _Restarts | None = None  # restarts in a row since the last progress
+    identical_failures: _Restarts | None = None  # in a row, with this error of the program and without a step
     culprit: Culprit | None = None
 
 
@@ -58,41 +60,17 @@ def parse(message: str) -> ExitReport:
         found = json.loads(message)
     except (ValueError, RecursionError):
         return NO_REPORT
-    return _read(ExitReport, found)
+    if isinstance(culprit := found.get("culprit"), dict):
+        found["culprit"] = _valid(Culprit, culprit)
+    return msgspec.convert(_valid(ExitReport, found), ExitReport)
 
 
-def _read(kind: type[T], found: Json) -> T:
-    """Each field, if its value is of the right type."""
-    fields = msgspec.structs.fields(kind)
-    return kind(**{field.name: _READERS[field.type](found.get(field.encode_name)) for field in fields})
-
-
-def _culprit(found: object) -> Culprit | None:
-    if not isinstance(found, dict) or count(found.get("replica")) is None:
-        return None
-    return _read(Culprit, found)
-
-
-def _text(value: object) -> str:
-    return printable(value) if isinstance(value, str) else ""
-
-
-def _number(value: object) -> float | None:
-    """A number from the user's program, if it is one that fits into a float."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if -sys.float_info.max <= value <= sys.float_info.max else None
-
-
-def count(value: object) -> int | None:
-    """A count from the user's program, if it is valid and fits into the API's int32."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else None
-
-
-_READERS: dict[Any, Callable[[object], Any]] = {
-    str: _text,
-    int: count,
-    int | None: count,
-    float | None: _number,
-    Culprit | None: _culprit,
-}
+def _valid(kind: type[Reported], found: Json) -> Json:
+    """The fields whose values are of the right type."""
+    valid = {}
+    for field in msgspec.structs.fields(kind):
+        with contextlib.suppress(msgspec.ValidationError):
+            value = found.get(field.encode_name)
+            msgspec.convert(value, field.type)
+            valid[field.encode_name] = value
+    return valid

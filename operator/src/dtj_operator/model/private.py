@@ -24,7 +24,7 @@ class Shortage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Private(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """All of it is bounded: the status of a job of 10,000 ranks is as small as that of a job of two."""
+    """All of it is bounded: as small for 10,000 replicas as for two, unless they finish in random order."""
 
     recovery_scope: str = "Job"  # what a recovery in this attempt restarts: Replica or Job
     wanted_replicas: _Replicas | None = None  # the recorded size of the attempt; elastic jobs only

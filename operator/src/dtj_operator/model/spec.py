@@ -141,7 +141,13 @@ class Network(_Part, frozen=True, kw_only=True):
     allow_from: tuple[Json, ...] = ()  # NetworkPolicyPeers that may also connect to the agents
 
 
-class Spec(_Part, frozen=True, kw_only=True):
+class Keeping(_Part, frozen=True, kw_only=True):
+    """How long a finished job is kept; it counts although the rest of the spec is invalid."""
+
+    ttl_s: _Count | None = msgspec.field(default=None, name="ttlSecondsAfterFinished")
+
+
+class Spec(Keeping, frozen=True, kw_only=True):
     """The spec of a job, with the names of the resource but for a few long ones."""
 
     template: Json = {}
@@ -151,7 +157,6 @@ class Spec(_Part, frozen=True, kw_only=True):
     master_port: Annotated[int, Meta(ge=1, le=65535)] = 29500
     suspend: bool = False
     deadline_s: _Positive | None = msgspec.field(default=None, name="activeDeadlineSeconds")
-    ttl_s: _Count | None = msgspec.field(default=None, name="ttlSecondsAfterFinished")
     clean_pods: Annotated[str, one_of("Running", "All", "None")] = msgspec.field(
         default="Running", name="cleanPodPolicy"
     )
@@ -184,7 +189,7 @@ class Job(Spec, frozen=True, kw_only=True, dict=True):
     remote: bool = False  # MultiKueue runs a copy of the job in another cluster, here it only waits for it
     queue: Queue | None = None
     asked_replicas: int | None = None  # spec.replicas, if the queue admitted fewer
-    error: SpecError | None = None  # if set, all but the identity is a placeholder
+    error: SpecError | None = None  # if set, all but the identity and ttl_s is a placeholder
 
     @property
     def min_replicas(self) -> int:
@@ -274,7 +279,16 @@ def parse(raw: Json) -> Job:
     else:
         return job
     placeholder = {"spec": {"containers": [{"name": names.TRAINER_CONTAINER}]}}
-    return Job(**identity, template=placeholder, error=wrong)
+    return Job(
+        **identity, template=placeholder, ttl_s=_ttl_s(raw.get("spec")), clean_pods="None", error=wrong
+    )
+
+
+def _ttl_s(raw: object) -> int | None:
+    try:
+        return read(Keeping, raw, "spec").ttl_s
+    except SpecError:
+        return None
 
 
 def _without_never(raw: Any) -> Any:

@@ -114,6 +114,13 @@ class AllowNodes:
 
 
 @dataclass(frozen=True)
+class Ungroup:
+    """Recreate these pods (index, uid), which no node has yet, without a PodGroup."""
+
+    replaces: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True)
 class Suspend:
     """Delete all pods, which may commit a checkpoint before they end; never counted."""
 
@@ -133,7 +140,8 @@ class AwaitCause:
     until: float
 
 
-Verdict = Succeed | Fail | Restart | Resize | UseReplicaScope | AllowNodes | Suspend | Resume | AwaitCause
+Recreate = AllowNodes | Ungroup  # of pods that have not run
+Verdict = Succeed | Fail | Restart | Resize | UseReplicaScope | Recreate | Suspend | Resume | AwaitCause
 
 
 def starts_new_attempt(verdict: Verdict | None) -> bool:

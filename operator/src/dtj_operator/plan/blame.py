@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from dtj_operator.model import times
 from dtj_operator.model.agent_status import Incident
-from dtj_operator.model.exit_report import NO_REPORT, Culprit, ExitReport, count
+from dtj_operator.model.exit_report import NO_REPORT, Culprit, ExitReport
 from dtj_operator.model.json import Json
 from dtj_operator.model.views import ContainerView, PodView
 from dtj_operator.plan.actions import Fault, headline
@@ -152,18 +152,27 @@ def _reported_fault(
 
 def _isolated(s: Snapshot, pod: PodView, since: float) -> Fault:
     """The fault of a running pod on a ready node that the other pods get no heartbeats from."""
-    is_first = pod.index not in s.silent_since
-    sender = "any other agent" if is_first else "its agent"
-    still = "the other pods are still running on several nodes" if is_first else "the pod is still running"
-    silent_s = (s.answer.observed_at if s.answer else s.now) - since
     return Fault(
         reason="PeerLost",
         replica=pod.index,
         rank=_only_rank(s, pod.index),
         node=pod.node,
-        message=f"replica 0 has had no heartbeat from {sender} for {silent_s:.0f} s, but {still}",
+        message=_silence(s, pod, since),
         at=since,
     )
+
+
+def _silence(s: Snapshot, pod: PodView, since: float) -> str:
+    """Who has not heard its agent, and for how long."""
+    unanswered = s.coordinator_silence
+    if pod.index == 0 and unanswered is not None and unanswered.unheard_since is not None:
+        who = "neither the operator nor other agents have heard its agent"
+        return f"{who} for {s.now - since:.0f} s, but the pod is still running"
+    is_first = pod.index not in s.silent_since
+    sender = "any other agent" if is_first else "its agent"
+    still = "the other pods are still running on several nodes" if is_first else "the pod is still running"
+    silent_s = (s.answer.observed_at if s.answer else s.now) - since
+    return f"replica 0 has had no heartbeat from {sender} for {silent_s:.0f} s, but {still}"
 
 
 def is_same_error(fault: Fault, failure: Json) -> bool:
@@ -187,10 +196,14 @@ def in_place_fault(s: Snapshot) -> Fault | None:
     answer = s.answer
     if answer is None or answer.incident is None or answer.in_place <= s.memory.restarts.in_place_of_attempt:
         return None
-    incident, code = answer.incident, count(answer.incident.exit_code)
-    reason = incident.reason or "ExitCode"
+    incident = answer.incident
     return _reported_fault(
-        s, incident, incident.replica or 0, reason=reason, exit_code=code, signal_name=incident.signal or ""
+        s,
+        incident,
+        incident.replica or 0,
+        reason=incident.reason or "ExitCode",
+        exit_code=incident.exit_code,
+        signal_name=incident.signal or "",
     )
 
 

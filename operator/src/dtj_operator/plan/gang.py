@@ -4,11 +4,12 @@ all pods of an attempt      join its PodGroup: bound together, or not at all
 one pod replaced            joins too: the other pods of the group run, so it is complete at once
 replaced after one finished joins none: the scheduler does not count finished pods, so a group that can
                             no longer be complete would never be placed
+unbound in such a group     recreated without it, as after another pod lost its schedulingGroup
 """
 
 from dtj_operator.model import names, times
 from dtj_operator.model.memory import RECOVERING
-from dtj_operator.model.views import PodGroupView
+from dtj_operator.model.views import PodGroupView, PodView
 from dtj_operator.plan.actions import Action, Create, Delete
 from dtj_operator.plan.children.podgroup import pod_group
 from dtj_operator.plan.snapshot import Snapshot
@@ -28,6 +29,18 @@ def group_to_join(s: Snapshot) -> str | None:
     needed = s.job.min_replicas if known is None else known.min_count
     joined = sum(pod.pod_group == name and not pod.ended for pod in s.current.values())
     return name if joined + len(s.missing) >= needed else None
+
+
+def stranded(s: Snapshot) -> list[PodView]:
+    """Pods that wait in the attempt's PodGroup, although it can no longer have all the pods that it needs."""
+    known = _current(s)
+    if known is None:
+        return []
+    members = [pod for pod in s.current.values() if pod.pod_group == known.name and not pod.ended]
+    may_join = len(s.missing) if s.gang_api and wants_gang(s) and not known.deleting else 0
+    if len(members) + may_join >= known.min_count:
+        return []
+    return [pod for pod in members if pod.phase == "Pending" and not pod.node and not pod.deleting]
 
 
 def waits_for_terminating(s: Snapshot, group: str | None) -> bool:
@@ -76,7 +89,8 @@ def delete_obsolete(s: Snapshot, *, all_of_them: bool = False) -> tuple[Action, 
 def waits_for(s: Snapshot) -> str:
     """What the attempt's PodGroup waits for, with the scheduler's words; empty if it does not wait."""
     known = _current(s)
-    if known is None or not known.waits_for:
+    waits = known is not None and any(not p.node and p.pod_group == known.name for p in s.current.values())
+    if known is None or not known.waits_for or not waits:
         return ""
     return f"PodGroup {known.name} needs capacity for {known.min_count} pods at once: {known.waits_for}"
 

@@ -10,7 +10,7 @@ from dtj_operator.model.children import Child, Refusal
 from dtj_operator.model.memory import RECOVERING, SUSPENDED
 from dtj_operator.model.times import soonest
 from dtj_operator.model.views import PodView
-from dtj_operator.plan import blame, gang, queue, remote, starting
+from dtj_operator.plan import blame, gang, isolation, queue, remote, starting
 from dtj_operator.plan.actions import (
     Action,
     AwaitCause,
@@ -31,6 +31,7 @@ from dtj_operator.plan.policies.cleanup import FAILED_GRACE_S, cleanup
 from dtj_operator.plan.policies.restart import backoff_until, restart, within_window
 from dtj_operator.plan.policies.scope import use_replica_scope
 from dtj_operator.plan.policies.suspend import suspend
+from dtj_operator.plan.policies.ungroup import ungroup
 from dtj_operator.plan.snapshot import Gone, Snapshot
 from dtj_operator.plan.unsupported import unsupported
 
@@ -50,6 +51,7 @@ POLICIES = (  # the first verdict wins
     use_replica_scope,
     restart,
     avoid.allow_nodes,
+    ungroup,
     size.resize,
 )
 REMOTE_POLICIES = (bad_spec, suspend)  # of a job without pods in this cluster
@@ -126,7 +128,7 @@ def _converge(s: Snapshot) -> Decision:
     """Create the missing pods of the current attempt; attempts never overlap."""
     retired = _retire(s) + queue.actions_while_running(s)
     again = soonest(
-        *(policy.requeue_at(s) for policy in (size, avoid, success, starting)), deadline.due_at(s)
+        *(policy.requeue_at(s) for policy in (size, avoid, success, starting, isolation)), deadline.due_at(s)
     )
     if any(s.is_of_another_attempt(old) for old in s.obsolete):
         return Decision(actions=retired, requeue_at=again)

@@ -47,16 +47,37 @@ def current(job: Job, workloads: tuple[WorkloadView, ...]) -> WorkloadView | Non
 def with_facts(s: Snapshot, facts: QueueFacts) -> Snapshot:
     """With these facts, and with the job as its queue admitted it: with as many replicas as got quota."""
     known, job = current(s.job, facts.workloads), s.job
-    count = known.admission.count if known is not None and known.admission is not None else None
-    if job.elastic is not None and count is not None and job.min_replicas <= count < job.replicas:
-        job = msgspec.structs.replace(job, replicas=count, asked_replicas=job.replicas)
+    if job.elastic is not None:
+        count = _admitted_before(s) if facts.problem else _admitted(job, known)
+        if count is not None:
+            job = msgspec.structs.replace(job, replicas=count, asked_replicas=job.replicas)
     return replace(s, job=job, queue=replace(facts, current=known))
+
+
+def _admitted(job: Job, known: WorkloadView | None) -> int | None:
+    """How many replicas got quota; None: as many as the spec asks for."""
+    count = known.admission.count if known is not None and known.admission is not None else None
+    return count if count is not None and job.min_replicas <= count < job.replicas else None
+
+
+def _admitted_before(s: Snapshot) -> int | None:
+    """How many replicas the queue has admitted, as far as a job that runs has recorded that."""
+    if s.job.queue is None or s.memory.phase in ("", SUSPENDED):
+        return None
+    shortage = s.memory.private.shortage
+    return s.memory.recorded_size if shortage is None else shortage.replicas
+
+
+def is_unknown(s: Snapshot) -> bool:
+    """Whether the job has a queue, and Kueue cannot be asked what it admits."""
+    return s.job.queue is not None and bool(s.queue.problem)
 
 
 def held(s: Snapshot) -> Suspend | None:
     """Why the queue does not let the job run; None: it may, or it has no queue.
 
-    A running job stops only if Kueue says so, not because Kueue cannot be asked.
+    A running job stops only if Kueue says so, not because Kueue cannot be asked. Until then it keeps its size
+    and gets no new pods: what Kueue has admitted may have changed.
     """
     queue = s.job.queue
     if queue is None:
@@ -172,8 +193,9 @@ def actions_when_finished(s: Snapshot) -> tuple[Action, ...]:
 
 
 def obstacles(s: Snapshot) -> tuple[Refusal, ...]:
-    """What the job, or its Workload, names and the cluster does not have."""
-    return (Refusal(reason=UNAVAILABLE, message=s.queue.absent),) if s.queue.absent else ()
+    """What the job, or its Workload, names and the cluster does not have, or that Kueue cannot be asked."""
+    why = s.queue.problem if is_unknown(s) and s.memory.phase != SUSPENDED else s.queue.absent
+    return (Refusal(reason=UNAVAILABLE, message=why),) if why else ()
 
 
 def requeue_at(s: Snapshot) -> float | None:

@@ -21,6 +21,20 @@ SILENCE_COUNTS_S = 180.0
 
 
 @dataclass(frozen=True, kw_only=True)
+class Silence:
+    """Replica 0's agent answered in this attempt, but no longer does, or its answer does not change any more.
+
+    since          the last answer
+    unheard_since  since when most of the other agents that were asked have not heard it either, and none has
+    is_heard       another agent hears it: only the operator does not reach it
+    """
+
+    since: float
+    unheard_since: float | None = None
+    is_heard: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class QueueFacts:
     """What the cluster says about the queue of a job.
 
@@ -47,7 +61,8 @@ class Snapshot(PodsOnNodes):
     revert_at: float = 0.0  # when edits of children may be reverted
     refusals: tuple[Refusal, ...] = ()
     progress: Progress | None = None
-    coordinator_silent: bool = False  # replica 0's agent answered in this attempt, but no longer does
+    coordinator_silent: bool = False  # replica 0's agent has just stopped answering
+    coordinator_silence: Silence | None = None
     last_nodes: Mapping[int, str] = field(default_factory=dict)  # nodes of vanished pods, by index
     gang_api: str = ""  # version of the API of PodGroups; empty: the cluster places pods one by one
     gangs_off: str = ""  # why not, although the cluster serves PodGroups
@@ -66,7 +81,7 @@ class Snapshot(PodsOnNodes):
         """
         if pods == self.pods and not refusals:
             return self
-        return replace(self, pods=pods, refusals=self.refusals + refusals)
+        return replace(self, pods=pods, refusals=refusals)
 
     @cached_property
     def owned(self) -> tuple[PodView, ...]:
@@ -78,6 +93,12 @@ class Snapshot(PodsOnNodes):
         """The last answer of the current attempt's agents."""
         answer = self.progress
         return answer if answer is not None and answer.attempt == self.memory.attempt else None
+
+    @cached_property
+    def has_answered(self) -> bool:
+        """Whether an agent answered while the job ran, as the status tells also of earlier processes."""
+        is_told = self.job.recovery.scope == "Auto" and self.scope == REPLICA
+        return self.memory.phase == RUNNING and is_told
 
     @cached_property
     def silent_pods(self) -> dict[str, PodView]:

@@ -7,6 +7,7 @@ at-<step>        created once a step of the list $HOLD_AT is done; rank 0 then w
 worker-<pid>     created by each worker process, which loads samples for a rank
 stuck-<pid>      created by the first process that loads sample $STUCK_AT, which then hangs
 
+$STOPS lets that process stop (SIGSTOP) instead.
 $STREAM makes the dataset a stream, which can only be read in order.
 $EVALUATE_FIRST evaluates once before training.
 $FINISH_AT is the step in which the last rank calls run.finish.
@@ -68,6 +69,8 @@ class Numbered(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
             (OUT / f"worker-{os.getpid()}").touch()
         if index == STUCK_AT and not list(OUT.glob("stuck-*")):
             (OUT / f"stuck-{os.getpid()}").touch()
+            if "STOPS" in os.environ:
+                os.kill(os.getpid(), signal.SIGSTOP)
             time.sleep(600)
         return {"i": torch.tensor(index), "x": self.x[index], "y": self.y[index]}
 

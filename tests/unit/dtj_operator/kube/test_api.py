@@ -73,6 +73,9 @@ NODE, JOBS = "/api/v1/nodes/n1", "/apis/dtj.dev/v1alpha1/namespaces/a/distribute
     [
         param(NODE, lacks("nodes", "n1"), NotFound, id="the object"),
         param(f"{NODE}/status", lacks("nodes", "n1"), NotFound, id="the object of a subresource"),
+        param(
+            f"{JOBS}/status", lacks("distributedtrainingjobs", "status"), NotFound, id="an object so named"
+        ),
         param(NODE, lacks("nodes", "n2"), Answered, id="another object of this kind"),
         param(f"{JOBS}/n1", lacks("nodes", "n1"), Answered, id="an object of another kind"),
         param(JOBS, lacks("namespaces", "a"), Answered, id="the namespace of a new object"),

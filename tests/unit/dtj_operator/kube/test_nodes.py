@@ -11,6 +11,7 @@ import pytest
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.cache import PodCache
+from dtj_operator.kube.errors import Refused
 from dtj_operator.kube.nodes import NODES, NodeCache
 from dtj_operator.kube.reflector import Reflector
 from dtj_operator.model.names import Key
@@ -174,6 +175,13 @@ async def test_without_the_right_to_read_nodes_they_are_unknown(
         "no permission to read these objects; continuing without them"
     ]
     assert server.asked[0][1:3] == ("/api/v1/nodes", {"limit": "500"})
+
+
+def test_right_that_is_granted_is_noticed_within_a_minute() -> None:
+    nodes = NodeCache(lambda _: None, clock=time.monotonic)
+    reflector = Reflector(Any, nodes, None, Random(1))  # type: ignore[arg-type]  # it sends nothing here
+    denied = Refused("GET /api/v1/nodes", 403, "Forbidden", "nodes is forbidden")
+    assert reflector._wait_after(denied, 10) * 1.2 < 60
 
 
 async def test_nodes_are_unknown_while_the_api_server_is_unavailable() -> None:

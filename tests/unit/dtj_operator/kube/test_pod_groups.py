@@ -1,11 +1,13 @@
 """PodGroups as their API versions write them."""
 
+import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dtj_operator.kube.pod_groups import DROPPED, DROPPED_S, FORBIDDEN, Gangs, pod_groups_of
+from dtj_operator.kube.pod_groups import DROPPED, DROPPED_S, GRANT, UNREADABLE, Gangs, pod_groups_of
 
 SAID = "0/1 placements are available"
 
@@ -43,9 +45,9 @@ def test_condition_says_whether_the_scheduler_has_placed_the_group(version: str,
 def test_reason_why_there_are_no_gangs_is_known_until_it_is_over() -> None:
     now = 0.0
     gangs = Gangs(lambda: now)
-    gangs.problem = FORBIDDEN
-    assert gangs.off("ns") == FORBIDDEN
-    gangs.problem = ""
+    gangs._late = [SimpleNamespace(synced=asyncio.Event(), forbidden=True)]  # type: ignore[list-item]
+    assert gangs.off("ns") == f"{UNREADABLE}: {GRANT}"
+    gangs._late = ()
     assert gangs.off("ns") == ""
     gangs.note_dropped("ns")
     assert gangs.off("ns") == DROPPED

@@ -6,8 +6,10 @@ from dtj_operator.model.agent_status import SilentReplica
 from dtj_operator.model.views import NodeView
 from dtj_operator.plan import blame
 from dtj_operator.plan.actions import Fault, Restart, headline
-from dtj_operator.plan.isolation import isolated_since
+from dtj_operator.plan.isolation import isolated_since, witnesses
+from dtj_operator.plan.planner import plan
 from dtj_operator.plan.policies.restart import restart
+from dtj_operator.plan.snapshot import Silence
 from tests.support.builders import NOW, JobBuilder, Json, PodBuilder, at, job, pod
 
 param = pytest.param
@@ -28,10 +30,15 @@ def unheard(*, for_s: float = 125, ready: bool = True, placed: float = NOW - 600
 def alone(*nodes: str, silent_s: tuple[float, ...] = (126, 127, 128)) -> JobBuilder:
     """Four pods on these nodes; replica 0 gets no heartbeat from any other."""
     first = pod(0).running().on("n0").reachable("10.0.0.1")
-    others = [pod(i).running().on(node).placed(NOW - 900) for i, node in enumerate(nodes, start=1)]
+    others = [joined(i, node) for i, node in enumerate(nodes, start=1)]
     missing = tuple(SilentReplica(replica=i, seconds=s) for i, s in enumerate(silent_s, start=1))
     given = unheard().but(first, *others).answering(missing=missing, address="10.0.0.1")
     return given.seeing(nodes={node: NodeView(name=node) for node in ("n0", "n1", "n2")})
+
+
+def joined(index: int, node: str) -> PodBuilder:
+    """A pod that ran before any silence."""
+    return pod(index).running().on(node).placed(NOW - 900)
 
 
 def fault(built) -> Fault:
@@ -102,7 +109,119 @@ def test_unschedulable_pod_does_not_prove_that_replica_0_is_connected() -> None:
     given = alone("n1", "n2", "n2").replicas(5).elastic(3, 5)
 
     assert isolated_since(given.but(pod(4).unschedulable(since=NOW - 600)).snapshot()).keys() == {0}
-    assert isolated_since(given.but(pod(4).running().on("n1")).snapshot()).keys() == {1, 2, 3}
+    assert isolated_since(given.but(joined(4, "n1")).snapshot()).keys() == {1, 2, 3}
+
+
+def test_pod_that_has_not_joined_does_not_prove_that_replica_0_is_connected() -> None:
+    given = alone("n1", "n2", "n2", silent_s=(126, 127, 300))
+    replaced = pod(3).with_uid("new").running().on("n2").placed(NOW - 130)
+    assert isolated_since(given.but(replaced).snapshot()).keys() == {0}
+
+    grown = given.replicas(5).elastic(3, 5).but(pod(4).running().on("n1").placed(NOW - 30))
+    assert isolated_since(grown.snapshot()) == {}, "the new pod may be connected: then replica 0 is too"
+
+
+RESTARTED = {"bound": NOW - 200}  # when an operator that started then saw all pods first
+
+
+def after_restart(*, running_since: float = -3600, elastic: bool = False, **seen: float) -> JobBuilder:
+    """Replica 2 was silent before this operator started."""
+    cut = pod(2).running().on("n2").placed(NOW - 9000).seen(**RESTARTED | seen)
+    given = unheard(for_s=600).but(cut).was("Running", lastTransitionTime=at(running_since))
+    return given.elastic(2, 4) if elastic else given
+
+
+@pytest.mark.parametrize(
+    ("given", "isolated"),
+    [
+        param(after_restart(), {2}, id="all pods ran when the phase became Running"),
+        param(after_restart(running_since=-650), set(), id="or only just, by a clock that may differ"),
+        param(after_restart(bound=NOW - 100), set(), id="this operator has not watched it for long"),
+        param(after_restart(elastic=True), set(), id="it may have been placed later"),
+        param(after_restart().was("Recovering"), set(), id="it may be a replacement"),
+    ],
+)
+def test_replica_that_was_silent_before_the_operator_started(given: JobBuilder, isolated: set[int]) -> None:
+    assert isolated_since(given.snapshot()).keys() == isolated
+
+
+def test_decision_about_a_silent_replica_is_made_again_in_time() -> None:
+    silent = FOUR.seeing(coordinator_silence=Silence(since=NOW - 50)).with_network()
+    assert plan(silent.snapshot()).requeue_at == NOW + 70
+    assert plan(after_restart(bound=NOW - 100).with_network().snapshot()).requeue_at == NOW + 20
+
+
+@pytest.mark.parametrize(("elastic", "isolated"), [(False, {0}), (True, set())])
+def test_replica_0_is_isolated_before_and_after_the_operator_started(
+    isolated: set[int], *, elastic: bool
+) -> None:
+    """Not the replicas that fell silent later, which hold the state of the run."""
+    given = alone("n1", "n2", "n2", silent_s=(260, 126, 126)).was("Running", lastTransitionTime=at(-3600))
+    pods = (pod(i).running().on(f"n{min(i, 2)}").seen(**RESTARTED) for i in (1, 2, 3))
+    given = given.but(*pods)
+    assert isolated_since((given.elastic(2, 4) if elastic else given).snapshot()).keys() == isolated
+
+
+FIRST = pod(0).running().on("n0").reachable("10.0.0.1").placed(NOW - 900)
+
+
+def unanswered(*, unheard_s: float | None = 125) -> JobBuilder:
+    """Replica 0's agent does not answer the operator; the others say for how long they have not heard it."""
+    since = None if unheard_s is None else NOW - unheard_s
+    given = alone("n1", "n2", "n2").answering(missing=(), address="10.0.0.1")
+    given = given.was("Running", lastTransitionTime=at(-900))
+    return given.but(FIRST).seeing(coordinator_silence=Silence(since=NOW - 125, unheard_since=since))
+
+
+def test_replica_0_that_no_agent_hears_is_isolated() -> None:
+    verdict = restart(unanswered().snapshot())
+
+    assert isinstance(verdict, Restart)
+    assert (verdict.counts, verdict.replaces) == (True, ((0, pod(0).pod.uid),))
+    assert verdict.fault.sentence == (
+        "replica 0 on node n0 is unreachable: neither the operator nor other agents have heard its agent for "
+        "125 s, but the pod is still running"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "isolated"),
+    [
+        param(unanswered(unheard_s=None), set(), id="the others do not say so"),
+        param(unanswered(unheard_s=119), set(), id="not for long"),
+        param(unanswered().recovery(scope="Job"), set(), id="scope Job"),
+        param(unanswered().seeing(nodes=None), set(), id="nodes cannot be read"),
+        param(unanswered().but(FIRST.on("n9")), set(), id="its node is gone"),
+        param(unanswered().but(FIRST.deleting()), set(), id="it is being deleted"),
+        param(unanswered().but(FIRST.exited()), set(), id="its ranks are done"),
+        param(
+            unanswered().but(FIRST.seen(bound=NOW - 124)).was("Running", lastTransitionTime=at(-200)),
+            set(),
+            id="it may have come later",
+        ),
+        param(
+            unanswered(unheard_s=400).but(FIRST.seen(bound=NOW - 124)).seeing(progress=None).elastic(2, 4),
+            {0},
+            id="it was silent before the operator started",
+        ),
+    ],
+)
+def test_replica_0_that_does_not_answer(given: JobBuilder, isolated: set[int]) -> None:
+    assert isolated_since(given.snapshot()).keys() == isolated
+
+
+@pytest.mark.parametrize(
+    ("nodes", "asked"),
+    [
+        param(("n0", "n1", "n1"), {"n1"}, id="on other nodes, once each"),
+        param(("n0", "n0", "n0"), {"n0"}, id="else on the same node"),
+    ],
+)
+def test_agents_that_are_asked_about_replica_0(nodes: tuple[str, ...], asked: set[str]) -> None:
+    others = [joined(i, node).reachable(f"10.0.0.{i}") for i, node in enumerate(nodes, start=1)]
+    found = witnesses(unanswered().but(*others).snapshot())
+    assert [pod.node for pod in found] == list(asked)
+    assert 0 not in {pod.index for pod in found}
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,12 @@ import pytest
 
 from dtj_operator.model.memory import REPLICA
 from dtj_operator.model.views import PodGroupView
-from dtj_operator.plan.actions import Create, CreatePod, Delete
+from dtj_operator.plan.actions import Create, CreatePod, Delete, Ungroup
 from dtj_operator.plan.planner import plan
+from dtj_operator.plan.policies.ungroup import ungroup
+from dtj_operator.plan.report import pace
 from dtj_operator.plan.report.conditions import obstacle
+from dtj_operator.plan.report.status import new_status
 from tests.support.builders import NOW, JobBuilder, PodBuilder, at, job, pod, pod_group
 
 param = pytest.param
@@ -221,7 +224,8 @@ def test_groups_of_earlier_attempts_are_deleted_and_those_of_others_kept() -> No
 
 def test_condition_tells_what_the_gang_waits_for() -> None:
     said = "0/1 placements are available"
-    waiting = PAIR.was("Pending").having(pod(0), pod(1)).placed_as_gang(pod_group(waits_for=said))
+    waiting = PAIR.was("Pending").having(pod(0).in_group("digits-0"), pod(1).in_group("digits-0"))
+    waiting = waiting.placed_as_gang(pod_group(waits_for=said))
     found = obstacle(waiting.snapshot())
     assert found is not None
     assert (found.reason, said in found.message) == ("Unschedulable", True)
@@ -256,3 +260,62 @@ def test_condition_tells_that_the_scheduler_ignores_groups(
     given = PAIR.was("Pending").having(pod(0).on("a").in_group("digits-0"), second.in_group("digits-0"))
     found = obstacle(given.placed_as_gang(group).snapshot())
     assert (None if found is None else found.reason) == reason
+
+
+FOUR = job().replicas(4).with_network().was("Pending")
+
+
+def waiting(index: int) -> PodBuilder:
+    return pod(index).unschedulable().in_group("digits-0")
+
+
+def half(given: JobBuilder = FOUR, *, min_count: int = 4) -> JobBuilder:
+    """Pod 1 is not in the group."""
+    pods = (waiting(0), pod(1).running().on("n1"), waiting(2), waiting(3))
+    group = pod_group(0, min_count, decided=True, waits_for="minCount is not reached")
+    return given.having(*pods).placed_as_gang(group)
+
+
+@pytest.mark.parametrize(
+    ("given", "recreated"),
+    [
+        param(half(), [0, 2, 3], id="one pod is not in the group"),
+        param(half().seeing(gang_api="", gangs_off="off"), [0, 2, 3], id="and the groups are off"),
+        param(half().without(1), [], id="the missing pod will join"),
+        param(
+            half().without(1).seeing(gang_api="", gangs_off="off"), [0, 2, 3], id="but will not with them off"
+        ),
+        param(half(FOUR.elastic(3, 4), min_count=3), [], id="the others are enough"),
+        param(half().placed_as_gang(), [], id="the group is not known yet"),
+        param(half().but(pod(3).running().on("n3").in_group("digits-0")), [0, 2], id="those without a node"),
+        param(half().but(waiting(1)).but(waiting(3).deleting()), [], id="one is being deleted"),
+    ],
+)
+def test_pods_of_a_group_that_cannot_be_complete_are_recreated(
+    given: JobBuilder, recreated: list[int]
+) -> None:
+    verdict = ungroup(given.snapshot())
+    assert [index for index, _ in verdict.replaces] == recreated if verdict else not recreated
+
+
+def test_recreated_pods_are_placed_one_by_one_and_the_group_is_not_waited_for() -> None:
+    off = half().seeing(gangs_off="pods lose their schedulingGroup", gang_api="")
+    verdict = plan(off.snapshot()).verdict
+    assert isinstance(verdict, Ungroup)
+
+    stored = new_status(off.snapshot(), verdict)
+    before = new_status(off.snapshot(), None)
+    assert pace.write_at(before, stored, now=NOW, last_write=NOW, progress_due=False) == NOW, "at once"
+    replaced = off.stored(stored).without(0, 2, 3)
+    assert joined(replaced) == {"digits-0": None, "digits-2": None, "digits-3": None}
+    alone = replaced.but(pod(0).with_uid("b").unschedulable())
+    found = obstacle(alone.snapshot())
+    assert found is not None
+    assert found.message.startswith("pod digits-0 is unschedulable: no capacity")
+
+
+def test_no_more_pods_are_recreated_at_once_than_the_status_lists() -> None:
+    many = job().replicas(150).was("Pending").having(*map(waiting, range(149)), pod(149).running().on("n"))
+    verdict = ungroup(many.placed_as_gang(pod_group(0, 150)).snapshot())
+    assert verdict is not None
+    assert len(verdict.replaces) == 100

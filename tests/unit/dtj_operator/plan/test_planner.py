@@ -6,6 +6,7 @@ import pytest
 
 from dtj_operator.model.children import Child
 from dtj_operator.plan.actions import (
+    Action,
     Create,
     CreatePod,
     Decision,
@@ -232,6 +233,20 @@ def test_foreign_service_is_reported_and_nothing_is_created() -> None:
 )
 def test_requeue_at(given: JobBuilder, moment: float | None) -> None:
     assert decided(given).requeue_at == moment
+
+
+@pytest.mark.parametrize(
+    ("ttl_s", "actions"),
+    [
+        param(30, (DeleteJob(),), id="over"),
+        param(31, (), id="not yet"),
+        param("soon", (), id="not a number"),
+    ],
+)
+def test_ttl_of_a_job_with_an_invalid_spec_counts(ttl_s: int | str, actions: tuple[Action, ...]) -> None:
+    """Its pods stay until then: how they are to be cleaned up may be what the operator cannot read."""
+    wrong = TWO.wants(ttlSecondsAfterFinished=ttl_s, cleanPodPolicy="Failed").having(pod(0).running())
+    assert decided(wrong.was("Failed", completionTime=at(-30))).actions == actions
 
 
 def test_expired_ttl_deletes_the_job_and_leaves_the_children_to_garbage_collection() -> None:

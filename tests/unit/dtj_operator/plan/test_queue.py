@@ -14,6 +14,7 @@ from dtj_operator.plan.actions import (
     CreatePod,
     Delete,
     DeletePod,
+    Resize,
     Resume,
     Suspend,
     UpdateWorkload,
@@ -21,7 +22,7 @@ from dtj_operator.plan.actions import (
 from dtj_operator.plan.children.workload import status_change
 from dtj_operator.plan.planner import plan
 from dtj_operator.plan.report.status import events, new_status
-from tests.support.builders import UID, JobBuilder, at, job, pod
+from tests.support.builders import NOW, UID, JobBuilder, at, job, pod
 
 param = pytest.param
 KUEUE = "kueue.x-k8s.io"
@@ -29,6 +30,7 @@ TWO = job().replicas(2).with_network()
 HELD = TWO.was("Suspended")
 ELASTIC = job().replicas(4).elastic(2, 8).with_network()
 ADMITTED = TWO.workload("QuotaReserved", "Admitted")
+SPOT = AdmissionView(cluster_queue="all", pod_set="main", flavors=("spot",))
 EVICTED = TWO.workload("QuotaReserved", "Admitted", "Evicted")
 
 
@@ -338,6 +340,52 @@ def test_elastic_job_starts_with_the_admitted_replicas() -> None:
     status = new_status(given.snapshot(), verdict)
     assert len(pods(given.stored(status))) == 3
     assert not plan(given.stored(status).snapshot()).verdict
+
+
+NO_ANSWER = "the operator cannot read Workloads"
+
+
+@pytest.mark.parametrize("scope", ["Job", "Replica"])
+@pytest.mark.parametrize(
+    "replicas", [param(4, id="it got quota for fewer"), param(2, id="it was scaled down since")]
+)
+def test_elastic_job_keeps_its_size_while_kueue_cannot_be_asked(scope: str, replicas: int) -> None:
+    memory = {"wantedReplicas": 3, "recoveryScope": scope}
+    given = ELASTIC.replicas(replicas).recovery(scope=scope).was("Running", memory=memory)
+    given = given.having(*(pod(i).running() for i in range(3))).in_queue(problem=NO_ANSWER)
+
+    decision = plan(given.snapshot())
+    assert (decision.verdict, decision.actions) == (None, ())
+    status = new_status(given.snapshot(), None)
+    assert (status["ready"], status["memory"]["wantedReplicas"]) == ("3/3", 3)
+
+
+def test_elastic_job_that_runs_with_fewer_tries_again_once_kueue_can_be_asked() -> None:
+    shortage = {"replicas": 4, "tries": 1, "retryAt": int(NOW) - 1}
+    given = ELASTIC.was("Running", memory={"wantedReplicas": 2, "shortage": shortage})
+    given = given.having(pod(0).running(), pod(1).running())
+    waiting = given.in_queue(problem=NO_ANSWER).snapshot()
+    assert plan(waiting).verdict is None
+
+    later = given.stored(new_status(waiting, None)).in_queue(ELASTIC.workload("QuotaReserved", "Admitted"))
+    verdict = plan(later.snapshot()).verdict
+    assert isinstance(verdict, Resize)
+    assert verdict.why == "Retrying with all 4 replicas"
+
+
+@pytest.mark.parametrize(
+    "known",
+    [(), (TWO.workload("Admitted", admission=SPOT),)],
+    ids=["nothing is known", "another namespace fails"],
+)
+def test_no_pod_is_created_while_kueue_cannot_be_asked(known: tuple[WorkloadView, ...]) -> None:
+    """It would have no flavor, and perhaps no quota any more."""
+    given = TWO.was("Recovering").having(pod(0).running()).in_queue(*known, problem=NO_ANSWER)
+    decision = plan(given.snapshot())
+    assert not decision.actions
+    status = new_status(given.snapshot().after(given.pods, decision.refusals), None)
+    ready = next(c for c in status["conditions"] if c["type"] == "PodsReady")
+    assert (ready["reason"], ready["message"]) == ("QueueUnavailable", NO_ANSWER)
 
 
 def test_prebuilt_workload_is_adopted_and_never_deleted() -> None:

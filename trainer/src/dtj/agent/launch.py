@@ -77,12 +77,13 @@ class _Agent:
         self._program = program
         self._placement = placement
         self._options = options
+        limits = placement.limits
         self._job = Job(
             uid=options.uid,
             attempt=options.attempt,
-            replicas=placement.nnodes,
+            replicas=(limits and limits.largest(placement.nnodes)) or placement.nnodes,
             processes=placement.nproc,
-            limits=placement.limits,
+            limits=limits,
             saves=bool(os.environ.get(contract.CHECKPOINT_DIR)),
             deciding=options.deciding,
         )
@@ -123,7 +124,7 @@ class _Agent:
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         nthreads = threads(os.environ, nproc=self._placement.nproc)
         preload(nthreads)
-        cuda.start_again_if_initialized(_log)
+        cuda.start_again_if_initialized(_log, keep_signals=self._signals.keep_for_next_program)
         gpus, in_job = gpus_given(os.environ), bool(self._options.job)
         if hint := unused_gpus(self._placement.nproc, gpus=gpus, in_job=in_job):
             _log(hint)
@@ -191,9 +192,8 @@ class _Agent:
             ]
         )
         for key, _ in self._selector.select(timeout_s):
-            if (
-                self._selector.get_map().get(key.fd) is key
-            ):  # an earlier callback of this round may have closed it
+            # An earlier callback of this round may have closed it.
+            if self._selector.get_map().get(key.fd) is key:
                 key.data()
         if self._has_dead:  # after the callbacks, which reap ranks in the order of their deaths
             self._reap()
@@ -321,7 +321,8 @@ class _Agent:
 
     def _publish(self) -> None:
         facts = self._coordinator.facts() if self._coordinator else None
-        self._page.show(self._status.document(datetime.now(UTC), job=facts))
+        unheard_s = None if facts else round(self._client.unheard_s(time.monotonic()), 1)
+        self._page.show(self._status.document(datetime.now(UTC), job=facts, unheard_s=unheard_s))
 
     def _finish(self) -> int:
         endings = self._supervisor.endings()

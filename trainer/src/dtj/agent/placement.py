@@ -14,6 +14,7 @@ from typing import Self
 from dtj import contract
 from dtj.agent.wire.protocol import Limits
 from dtj.errors import RecipeError
+from dtj.settings import STRATEGIES, variable
 
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")  # of the container
 # Settings of torch's libraries, unless the user has made them. gloo connects each rank to every other; its
@@ -59,7 +60,7 @@ class Placement:
                 f"--nproc is {nproc}, expected at least 1",
                 fix="pass the number of processes to start on this machine",
             )
-        limits = _limits(env)
+        limits = _limits(env, nproc=nproc)
         if node_rank >= (limits.most if limits else nnodes):
             raise RecipeError(
                 f"{contract.NODE_RANK} is {node_rank}, but {contract.NNODES} is {nnodes}; ranks start at 0",
@@ -167,10 +168,28 @@ def _cpu_limit(groups: Path) -> int:
     return sys.maxsize
 
 
-def _limits(env: Mapping[str, str]) -> Limits | None:
+def _limits(env: Mapping[str, str], *, nproc: int) -> Limits | None:
     most = number(env, contract.MAX_REPLICAS, default=1)
     least = number(env, contract.MIN_REPLICAS, default=most)
-    return Limits(least, most) if least < most else None
+    if least >= most:
+        return None
+    sizes = range(least, most + 1)
+    return Limits(least, most, frozenset(n for n in sizes if not _fits(env, ranks=n * nproc, nproc=nproc)))
+
+
+def _fits(env: Mapping[str, str], *, ranks: int, nproc: int) -> bool:
+    """Whether so many ranks form the grid of --mesh; True if the program says which strategy it is for."""
+    strategy, mesh = (env.get(variable(name)) for name in ("parallel", "mesh"))
+    if strategy not in STRATEGIES or not mesh:
+        return True
+    from dtj.parallel.layout import lay_out  # noqa: PLC0415 - torch takes seconds
+    from dtj.ranks.world import World  # noqa: PLC0415
+
+    try:
+        lay_out(strategy, mesh, World(size=ranks, local_size=nproc))
+    except RecipeError:
+        return False
+    return True
 
 
 def number(env: Mapping[str, str], name: str, *, default: int, least: int = 1) -> int:

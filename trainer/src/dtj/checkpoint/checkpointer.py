@@ -105,7 +105,13 @@ class Checkpointer:
             self._offered = score
 
     def save(
-        self, step: int, *, group: Group, last: bool = False, may_wait: Callable[[], bool] = lambda: False
+        self,
+        step: int,
+        *,
+        group: Group,
+        at_once: bool = False,
+        last: bool = False,
+        may_wait: Callable[[], bool] = lambda: False,
     ) -> Location | None:
         """Save the state after `step` unless it is saved already; the folder, None if nothing is to be saved.
 
@@ -114,6 +120,7 @@ class Checkpointer:
         SupersededError on rank 0 at least, if another process owns the folder now.
         Only after a last save, and only on rank 0, does a return mean that the checkpoint is on disk.
 
+        at_once   not in the background
         may_wait  on rank 0: if the volume is full, a last save may wait for space
         """
         score, self._offered = self._offered, NO_SCORE
@@ -126,7 +133,7 @@ class Checkpointer:
                 began = self.clock()
                 snapshot = self.parts.snapshot(step, group)
                 self._saved_at = self.clock()
-                in_background = self.settings.async_save and not last
+                in_background = self.settings.async_save and not (at_once or last)
                 how = self._writer.start if in_background else self._writer.write
                 write = partial(how, snapshot, score=score, began=began, group=group)
                 write()

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map_on
 from dtj.checkpoint import placeholders, save
 from dtj.checkpoint.objects import Location
 from dtj.errors import RecipeError
-from dtj.parallel.strategy import Strategy
+from dtj.parallel.strategy import Strategy, named_parameters
 from dtj.ranks import exchange
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class Parts:
     def _names_of_parameters(self) -> dict[str, list[str]]:
         """Of each optimizer, in the order in which its state has numbers; "" for one of no model."""
         models = {name: part for name, part in self.user_parts.items() if isinstance(part, nn.Module)}
-        names = {p: f"{part}.{name}" for part, each in models.items() for name, p in each.named_parameters()}
+        names = {p: f"{part}.{name}" for part, each in models.items() for name, p in named_parameters(each)}
         return {
             name: [names.get(p, "") for group in part.param_groups for p in group["params"]]
             for name, part in self.user_parts.items()

@@ -2,11 +2,16 @@
 
 import importlib
 import importlib.util
+import os
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
 from dtj.errors import RecipeError
+
+_OF_PYTHON = ("built-in", "frozen")  # Python has imported these before it knows a program
+_KEPT = {"dtj", "numpy", "torch"}  # cannot be imported twice, or must be the agent's
 
 
 def from_name(name: str) -> ModuleType:
@@ -42,6 +47,23 @@ def from_file(path: Path) -> ModuleType:
     except ModuleNotFoundError as error:
         raise _not_found(str(path), error) from error
     return module
+
+
+def prefer(folder: str) -> None:
+    """Put a folder first on the path, as Python does with that of a program.
+
+    The agent has imported modules before. Those of which the folder has another one are forgotten, so that
+    the program imports its own, such as a package `cuda`. Who has imported the others keeps them.
+    """
+    sys.path.insert(0, folder)
+    for name in {each.partition(".")[0] for each in sys.modules} - _KEPT:
+        taken = getattr(sys.modules.get(name), "__spec__", None)
+        own = PathFinder.find_spec(name, [folder])
+        if taken is None or taken.origin in _OF_PYTHON or own is None or own.origin is None:
+            continue
+        if os.path.realpath(own.origin) != os.path.realpath(taken.origin or ""):
+            for each in [each for each in sys.modules if each.partition(".")[0] == name]:
+                del sys.modules[each]
 
 
 def check_runnable(name: str) -> None:

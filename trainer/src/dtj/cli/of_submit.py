@@ -16,7 +16,17 @@ _HINTS = {
     "--requirements": "the packages of this Python are used",
     "--env-from": "--env sets variables here",
 }
-_WITH_VALUE = (*_HINTS, "--name", "--cpu", "--memory", "--image", "--template", "--queue", "--code-claim")
+_WITH_VALUE = (
+    *_HINTS,
+    "--name",
+    "--cpu",
+    "--memory",
+    "--image",
+    "--user",
+    "--template",
+    "--queue",
+    "--code-claim",
+)
 _FLAGS = ("--no-code", "--follow")
 
 

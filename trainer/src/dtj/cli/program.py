@@ -19,6 +19,7 @@ _LAUNCHER_MODULES = (
     *("accelerate.commands.launch", "deepspeed.launcher.runner"),
     *("torch.distributed.launch", "torch.distributed.run"),
 )
+_LOCAL_RANK = " (the local rank is in LOCAL_RANK, not in --local-rank)"
 
 
 def script(path: str, words: Sequence[str]) -> Program:
@@ -38,7 +39,7 @@ def script(path: str, words: Sequence[str]) -> Program:
     def program() -> None:
         file = Path(path).absolute()
         sys.argv = [path, *words]
-        sys.path.insert(0, str(file.resolve().parent))
+        modules.prefer(str(file.resolve().parent))
         main = _new_main()
         main.__file__, main.__loader__ = str(file), SourceFileLoader("__main__", str(file))
         vars(main)["__cached__"] = None
@@ -54,7 +55,7 @@ def module(name: str, words: Sequence[str]) -> Program:
 
     def program() -> None:
         sys.argv = [name, *words]
-        sys.path.insert(0, "")
+        modules.prefer("")
         modules.check_runnable(name)
         _new_main()
         runpy._run_module_as_main(name)  # type: ignore[attr-defined]  # what Python itself calls
@@ -81,9 +82,10 @@ def _two_launchers(name: str, words: Sequence[str]) -> RecipeError:
     """Each rank would start ranks, which do not find each other."""
     at = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
     program = "train.py" if at is None else shlex.join(words[at:])
+    rank = _LOCAL_RANK if name.endswith("distributed.launch") else ""
     return RecipeError(
         f"{name} starts the ranks, and so does dtj run",
-        fix=f"leave it out, with its options: dtj run {program}",
+        fix=f"leave it out, with its options: dtj run {program}{rank}",
     )
 
 

@@ -1,9 +1,20 @@
 """Micro-batches from host memory to the device of their rank."""
 
+from collections import UserDict
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any
 
 import torch
+
+
+def queued_copy(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The tensor on a device, if possible without a wait for it.
+
+    Only CUDA has read ordinary host memory when the call returns. Apple's GPUs read it later, when it may be
+    freed and hold something else.
+    """
+    return tensor.to(device, dtype or tensor.dtype, non_blocking=device.type == "cuda")
 
 
 class DeviceCopy:
@@ -25,7 +36,7 @@ class DeviceCopy:
         return self._stream is not None
 
     def __call__(self, value: Any) -> Any:
-        """The same structure on the device; a mapping becomes a dict."""
+        """The same structure on the device; a mapping of an unknown kind becomes a dict."""
         if self._stream is None:
             return self._mapped(value, self._to_device)
         return self.begin(value).result()
@@ -47,15 +58,19 @@ class DeviceCopy:
         return Copying(there, copied, self._stream.record_event() if copied else None)
 
     def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._device, non_blocking=True)
+        return queued_copy(tensor, self._device)
 
     def _mapped(self, value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         if isinstance(value, torch.Tensor):
             return change(value)
+        if isinstance(value, UserDict):  # e.g. a BatchEncoding of transformers: its items are attributes, too
+            there = copy(value)
+            there.data = self._mapped(value.data, change)
+            return there
+        if callable(getattr(value, "to", None)):  # a PackedSequence, a batch of graphs, a TensorDict
+            return value.to(self._device)
         if isinstance(value, Mapping):
             return {key: self._mapped(item, change) for key, item in value.items()}
-        if callable(getattr(value, "to", None)):  # a PackedSequence, or a batch of graphs
-            return value.to(self._device)
         if isinstance(value, list | tuple):
             changed = [self._mapped(item, change) for item in value]
             return type(value)(*changed) if hasattr(value, "_fields") else type(value)(changed)

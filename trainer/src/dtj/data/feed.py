@@ -17,6 +17,14 @@ from dtj.data.splitter import MicroBatch, RankBatch
 from dtj.errors import RecipeError
 
 Over = Callable[["Batch"], Iterator[Any]]
+# Of a state, what decides how many steps an epoch has: what to call it, and how to keep it.
+_STEPS_BY = {
+    "global_batch": ("a global_batch of {}", "use global_batch={}"),
+    "steps_per_epoch": (
+        "{} steps per epoch",
+        "let the batches of all ranks together stay as large, e.g. batch_size=64 // run.size",
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +94,7 @@ class Feed:
         self._rank_batch: RankBatch | None = None
         self._ahead: _Ahead | None = None
         self._counts_epochs = False
+        self._restored: dict[str, Any] = {}
 
     @property
     def steps_per_epoch(self) -> int:
@@ -189,16 +198,31 @@ class Feed:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raise RecipeError if the state was saved with another dataset or seed.
 
-        Also if it was saved with another global batch, and the program counts its steps by epochs.
+        See also `checked_total`.
         """
-        was, now = state.get("global_batch"), self._source.state(0).get("global_batch")
-        if None not in {was, now} and was != now and self._counts_epochs:
-            raise RecipeError(
-                f"the checkpoint was made with a global_batch of {was}, this run has {now}, so the number of "
-                "epochs would change",
-                fix=f"use global_batch={was}, or count in steps: run.steps(1000), Recipe(steps=1000)",
-            )
-        self.position = self._source.position(state)
+        self.position, self._restored = self._source.position(state), state
+
+    def checked_total(self, total: int, step: int) -> int:
+        """`total`. RecipeError if it counts epochs, and an epoch had other steps in the restored state.
+
+        It counts them if it is a multiple of `steps_per_epoch`, which the program has asked for. If those
+        epochs are done, nothing is left: `step`, the present one.
+        """
+        steps = self._source.steps_per_epoch  # 0 of a stream without a whole batch
+        if not self._counts_epochs or not steps or total % steps:
+            return total
+        state = self._source.state(self.position)
+        for field, (what, keep) in _STEPS_BY.items():
+            was, now = self._restored.get(field), state.get(field)
+            if None not in {was, now} and was != now:
+                if self.epoch * steps >= total:
+                    return step
+                raise RecipeError(
+                    f"the checkpoint was made with {what.format(was)}, this run has {now}, so the number of "
+                    "epochs would change",
+                    fix=f"{keep.format(was)}, or count in steps: run.steps(1000), Recipe(steps=1000)",
+                )
+        return total
 
     def _loaded_ahead(self) -> Copying | None:
         ahead, self._ahead = self._ahead, None

@@ -81,12 +81,13 @@ class Indexed(Source):
         del position
         if self.how.loader.workers:  # which may need to open their files themselves
             return ""
-        if len(set(gather(digest(self._look_up(np.zeros(1, dtype=np.int64), position=0))))) == 1:
+        first = self._look_up(np.zeros(1, np.int64), collate=_uncollated, position=0)
+        if len(set(gather(digest(first)))) == 1:
             return ""
         return (
             f"the dataset {type(self.dataset).__name__} has another first sample on each rank. If it was "
             "divided among the ranks, most samples are never used\n"
-            "  fix: pass the whole dataset on every rank, since run.data divides it"
+            "  fix: pass the whole dataset on every rank, since dtj divides it"
         )
 
     def close(self) -> None:
@@ -161,6 +162,11 @@ class Indexed(Source):
             following = (epoch + 1) * self._length if ends_epoch else at + samples
             found[at] = RankBatch(at, following, samples, epoch, ends_epoch, micro_batches)
         return found
+
+
+def _uncollated(samples: list[Any]) -> list[Any]:
+    """For a few samples: the user's own collate function may need more."""
+    return samples
 
 
 class _Loading(Dataset[Any]):

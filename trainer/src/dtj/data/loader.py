@@ -92,7 +92,8 @@ class Loader:
             generator=torch.Generator(),  # its own: the default one is for dropout and augmentation
         )
         try:
-            return map(_raised, worker.Items(iter(loading)))
+            with torch.device("cpu"):  # torch draws a seed from the generator, which is there
+                return map(_raised, worker.Items(iter(loading)))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             if start == "fork":  # nothing was pickled, so it is an error of the dataset
                 raise

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from dtj.data import order, worker
@@ -47,8 +48,11 @@ class UserLoader(Source):
         batches = self._batches.left(0)
         if batches == 0:
             raise _empty(self._kind)
+        self._steps = None if batches is None else -(-batches // accumulate)
         self._own = OwnEpochs(rank=rank, size=size) if batches is None else None
         self._rank, self._size, self._seed, self._accumulate = rank, size, seed, accumulate
+        # Each batch of a step is kept until it is used, and a loader other than torch's may reuse its memory.
+        self._is_new = accumulate == 1 or isinstance(loader, DataLoader)
         self._items: Iterator[Any] | None = None
         self._next = -1  # position of the next item of `_items`
         self._present: RankBatch | None = None
@@ -56,9 +60,11 @@ class UserLoader(Source):
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Including a last step with fewer batches; None if the loader has no length."""
-        batches = self._batches.left(0)
-        return None if batches is None else -(-batches // self._accumulate)
+        """Including a last step with fewer batches; None if the loader has no length.
+
+        Of the first epoch, if the others have another length: a resume must count as the run before it.
+        """
+        return self._steps
 
     @property
     def batch_size(self) -> int | None:
@@ -93,7 +99,7 @@ class UserLoader(Source):
             self._own.share(position, gather)
 
     def check_alike(self, position: int, gather: Callable[[int], list[int]]) -> str:
-        """A warning if all ranks read the same batch at `position`: then the loader is not divided; else "".
+        """A warning if all ranks read the same samples: then the loader is not divided; else "".
 
         gather  this rank's number -> those of all ranks
         RecipeError if it has another length on another rank: each epoch would end at another step there.
@@ -106,12 +112,12 @@ class UserLoader(Source):
                 f"the loader {self._kind} has {min(lengths)} batches on one rank, {max(lengths)} on another",
                 fix="divide the samples equally, as a DistributedSampler does, or leave its __len__ out",
             )
-        self.at(position)
-        found = set(gather(digest(self._data)))
+        found = set(gather(digest(self._compared(position))))
         if len(found) > 1 or found == {digest([])}:  # objects of other kinds count as nothing
             return ""
         return (
-            f"every rank reads the same batches from the loader {self._kind}, so all ranks do the same work\n"
+            f"every rank reads the same samples from the loader {self._kind}, so an epoch uses each of them "
+            f"{self._size} times\n"
             "  fix: divide it, e.g. by a DistributedSampler, or pass a plain DataLoader, which dtj divides"
         )
 
@@ -120,15 +126,16 @@ class UserLoader(Source):
         self._items = None
 
     def state(self, position: int) -> dict[str, Any]:
-        """A position in a readable form, and the number of ranks it was counted with."""
+        """A position in a readable form, and the ranks and steps that it was counted with."""
         if self._own:
             return {"batches": position, "ranks": self._size} | self._own.state(position)
         epoch, done = divmod(position, EPOCH)
-        return {"epoch": epoch, self._batches.unit: done, "ranks": self._size}
+        counted = {"ranks": self._size, "steps_per_epoch": self._steps}
+        return {"epoch": epoch, self._batches.unit: done} | counted
 
     def position(self, state: dict[str, Any]) -> int:
         """Raise RecipeError if the checkpoint was made with other data."""
-        if state.keys() != self.state(0).keys():
+        if not self.state(0).keys() - {"steps_per_epoch"} <= state.keys():
             raise RecipeError(
                 "the checkpoint was made with other data: run.data, or another kind of loader",
                 fix="use the same data, or start a new run without the checkpoint",
@@ -143,6 +150,17 @@ class UserLoader(Source):
         left = self._left(epoch, done)
         return (epoch + 1) * EPOCH if left is not None and left <= 0 else epoch * EPOCH + done
 
+    def _compared(self, position: int) -> Any:
+        """What the other ranks read as well if the loader is not divided."""
+        if not isinstance(self._batches, AsItIs) or not self._batches.draws:
+            self.at(position)
+            return self._data
+        # It may shuffle by the global generators, whose seeds differ among the ranks: read with equal ones.
+        epoch = self.epoch(position)
+        with random_state.of_samples(self._seed, position=epoch * EPOCH, first=0):
+            items, _ = self._batches.begin(epoch, 0)
+            return next(worker.Items(items), None)
+
     def _left(self, epoch: int, done: int) -> int | None:
         """Batches until this epoch ends; None: unknown."""
         self._batches.turn_to(epoch)
@@ -152,6 +170,7 @@ class UserLoader(Source):
         epoch, done = divmod(position, EPOCH)
         left = None if self._own else self._left(epoch, done)
         wanted = self._accumulate if left is None else min(self._accumulate, left)
+        sizes = self._batches.sizes(done, wanted)
         self._data = []
         if self._next != position or self._items is None:
             self._items = self._from(position, self._own) if self._own else self._batches_from(epoch, done)
@@ -164,15 +183,14 @@ class UserLoader(Source):
                 )
             if item is _END:
                 raise self._too_short(done, left)
-            self._data.append(as_batch(item))
+            mine = item if self._is_new else tree_map_only(torch.Tensor, torch.clone, item)
+            self._data.append(as_batch(mine))
             done = self._batches.after(done, 1)
         self._next = epoch * EPOCH + done
-        sizes = [_length_of(each) for each in self._data]
-        known = [size or 1 for size in sizes] if all(sizes) else [1] * wanted
-        micro = [
-            MicroBatch(number, np.arange(k), k / sum(known) / self._size) for number, k in enumerate(known)
-        ]
-        samples = self._size * (wanted * self.batch_size if self.batch_size else sum(known))
+        weights = sizes or [1] * wanted  # not the length of their tensors, which need not be batch-first
+        parts = enumerate(weights)
+        micro = [MicroBatch(number, np.arange(k), k / sum(weights) / self._size) for number, k in parts]
+        samples = self._size * sum(sizes or [_length_of(each) or 1 for each in self._data])
         ends_epoch = left == wanted
         following = (epoch + 1) * EPOCH if ends_epoch else self._next
         return RankBatch(position, following, samples, self.epoch(position), ends_epoch, micro)
@@ -263,6 +281,10 @@ class Divided:
         samples = self._sampler.share(done)
         return samples // self._size_of_batch if self._drop_last else -(-samples // self._size_of_batch)
 
+    def sizes(self, done: int, batches: int) -> list[int] | None:
+        """Samples of each of this rank's next batches; None: unknown."""
+        return _sizes(self._sampler.share(done), batches, each=self._size_of_batch)
+
     def after(self, done: int, batches: int) -> int:
         """What the epoch has consumed after some more batches of this rank."""
         return min(self._length, done + batches * self._size_of_batch * self._size)
@@ -302,6 +324,8 @@ class AsItIs:
 
     A generator of its own is seeded in each epoch: after a restart its samples have the same order.
     As Divided, but the unit is the batches of this rank.
+
+    draws   it may take its samples by the global generators, so they differ among ranks that share nothing
     """
 
     unit = "batches"
@@ -317,6 +341,10 @@ class AsItIs:
         if isinstance(loader, DataLoader):
             loader.worker_init_fn = worker.Start(os.getpid(), loader.worker_init_fn)
         self._epoch = -1  # the loader's; before the first one, whatever it began with
+        # A DistributedSampler gives each rank its share, and one with replacement needs none.
+        sure = any(hasattr(part, "num_replicas") or getattr(part, "replacement", 0) for part in self._parts)
+        is_map_style = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+        self.draws = is_map_style and not sure
 
     def begin(self, epoch: int, done: int) -> tuple[Iterator[Any], int]:
         del done  # a loader can only be read from its start
@@ -332,6 +360,13 @@ class AsItIs:
     def left(self, done: int) -> int | None:
         length = length_if_known(self._loader)
         return None if length is None else length - done
+
+    def sizes(self, done: int, batches: int) -> list[int] | None:
+        each = self.batch_size
+        if each is None:
+            return None
+        length = length_if_known(getattr(self._loader, "sampler", None))
+        return [each] * batches if length is None else _sizes(length - done * each, batches, each=each)
 
     def after(self, done: int, batches: int) -> int:
         return done + batches
@@ -349,6 +384,8 @@ def _can_divide(loader: Any) -> bool:
         return False
     sampler: Any = loader.sampler
     if loader.batch_size is None or type(loader.batch_sampler).__name__ != "BatchSampler":
+        return False
+    if length_if_known(sampler) != length_if_known(loader.dataset):
         return False
     is_shuffled = type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
     return is_shuffled or type(sampler) is SequentialSampler
@@ -373,6 +410,11 @@ def _empty(kind: str) -> RecipeError:
         f"the loader {kind} yields no batch",
         fix="check where its samples come from; with drop_last each rank needs a whole batch of them",
     )
+
+
+def _sizes(left: int, batches: int, *, each: int) -> list[int]:
+    """Samples of each of some batches, if so many samples are left: only the last one may be smaller."""
+    return [min(each, found) if (found := left - each * n) > 0 else each for n in range(batches)]
 
 
 def _length_of(batch: Any) -> int | None:

@@ -86,10 +86,11 @@ class GPT(nn.Module):
 
     def tensor_plan(self, ranks: int) -> dict[str, str]:
         """Module path -> "columns" or "rows" for --parallel tp; each of the `ranks` gets whole heads."""
-        if self.shape.heads % ranks:
+        heads = self.shape.heads
+        if heads % ranks:
             raise RecipeError(
-                f"{self.shape.heads} heads cannot be divided among tp={ranks}",
-                fix="change the number of heads, or --mesh tp=...",
+                f"{heads} heads cannot be divided among tp={ranks}",
+                fix=f"with N a divisor of {heads}: start N processes, or --parallel tp+ddp --mesh tp=N",
             )
         columns = ("attention.query", "attention.key", "attention.value", "mlp.0")
         cuts = dict.fromkeys(columns, "columns") | dict.fromkeys(("attention.out", "mlp.2"), "rows")

@@ -23,10 +23,10 @@ def split_into_stages(model: nn.Module, stages: int) -> list[list[Piece]]:
             fix="define pipeline_plan(self) -> [(callable, modules), ...], or use --parallel fsdp",
         )
     pieces: list[Piece] = model.pipeline_plan()  # type: ignore[operator]
-    if len(pieces) < stages:
+    if (most := len(pieces)) < stages:
         raise RecipeError(
-            f"--mesh pp={stages}: {type(model).__name__} has only {len(pieces)} pieces",
-            fix=f"use at most --mesh pp={len(pieces)}",
+            f"--mesh pp={stages}: {type(model).__name__} has only {most} pieces",
+            fix=f"start at most {most} processes, or use --parallel pp+ddp and at most --mesh pp={most}",
         )
     sizes = [sum(p.numel() for m in modules for p in m.parameters()) for _, modules in pieces]
     ends = split_evenly(sizes, stages)

@@ -83,7 +83,7 @@ class TensorParallel(Strategy):
             if size % ranks:
                 raise RecipeError(
                     f"{path} has {size} {word}, which tp={ranks} does not divide",
-                    fix="change the model's width or --mesh tp=...",
+                    fix=f"with N a divisor of {size}: start N processes, or --parallel tp+ddp --mesh tp=N",
                 )
         for module in model.modules():
             own = next((name for name, p in module._parameters.items() if p is not None), None)

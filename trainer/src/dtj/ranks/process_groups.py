@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 
 from dtj import contract
-from dtj.errors import Stopped, is_peer_loss
+from dtj.errors import is_peer_loss
 from dtj.ranks import control_pipe, exchange, gloo_sockets, waits
-from dtj.ranks.stop import StopFlag
+from dtj.ranks.stop import StopFlag, leave
 from dtj.ranks.world import RENDEZVOUS_TIMEOUT, World, open_group
 from dtj.telemetry import heartbeat, report_pipe
 
@@ -55,6 +55,7 @@ class ProcessGroups:
     in_place: bool
 
     def __post_init__(self) -> None:
+        self._pid = os.getpid()
         self.control: dist.ProcessGroup | None = None
         self.is_healing = False
         self._control_pipe: control_pipe.ControlPipe | None = None
@@ -97,6 +98,8 @@ class ProcessGroups:
 
     def close(self) -> None:
         """Leave all groups; errors are ignored, as the groups are not used again."""
+        if os.getpid() != self._pid:  # a process that the program forked shares the connections of the rank
+            return
         self._break()
         self.control = None
         if dist.is_initialized():
@@ -195,7 +198,7 @@ class ProcessGroups:
     def _give_up(self) -> None:
         """Called regularly while this rank waits for the others; raises Stopped after a stop signal."""
         if self.stop:
-            raise Stopped(contract.EXIT_SIGNAL + (self.stop.signal or 15))
+            leave(contract.EXIT_SIGNAL + (self.stop.signal or 15))
 
 
 class RetiredGroups:

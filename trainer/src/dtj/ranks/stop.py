@@ -9,6 +9,19 @@ import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import NoReturn
+
+from dtj.errors import Stopped
+
+# The exit code of a stop that was raised in the program; None again if that completes its steps after all.
+left: int | None = None
+
+
+def leave(code: int) -> NoReturn:
+    """Raise Stopped; a program that catches it, and ends with code 0, is not done."""
+    global left  # noqa: PLW0603 - a process is one rank
+    left = code
+    raise Stopped(code)
 
 
 class StopFlag:

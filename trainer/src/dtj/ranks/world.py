@@ -78,6 +78,15 @@ def _number(env: Mapping[str, str], name: str, *, default: int | None = None) ->
     return int(text)
 
 
+def check_default_device() -> None:
+    """RecipeError if tensors that name no device are not in host memory, as ranks need it to agree."""
+    if (default := torch.get_default_device()).type != "cpu":
+        raise RecipeError(
+            f"torch.set_default_device({str(default)!r}) is in effect, also for what must be in host memory",
+            fix="leave it out: run.parallel moves the model, and samples come on the device of their rank",
+        )
+
+
 def choose_devices(world: World, *, requested: str | None, count: int = 1) -> tuple[torch.device, ...]:
     """This rank's `count` accelerators, or the CPU repeated `count` times if there are none.
 

@@ -10,7 +10,7 @@ So any number of ranks and any micro-batch size give the same gradients, up to r
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from dtj.data.device_copy import queued_copy
 from dtj.data.feed import Batch
 from dtj.data.splitter import MicroBatch
 from dtj.errors import RecipeError
@@ -85,8 +86,7 @@ class Weights:
         if not self._counts:
             self._set_earlier_aside()
         # A number is in host memory, and an ordinary copy of it would wait for the device.
-        device = self._strategy.device
-        found = torch.as_tensor(count).detach().to(device, torch.float32, non_blocking=True)
+        found = queued_copy(torch.as_tensor(count).detach(), self._strategy.device, torch.float32)
         if found.numel() != 1:
             raise RecipeError(
                 f"the count of a loss has shape {tuple(found.shape)}, expected one number",
@@ -227,28 +227,45 @@ class PlainForm:
         self._total = torch.zeros((), device=self.strategy.device)
 
 
-def warm_up(loss_of: LossOf, batch: Batch, *, strategy: Strategy, precision: Precision) -> None:
+def warm_up(
+    loss_of: LossOf,
+    batch: Batch,
+    *,
+    strategy: Strategy,
+    precision: Precision,
+    moving: Sequence[torch.nn.Parameter] | None = None,
+) -> None:
     """Run one backward pass and discard its result, before the first step with new process groups.
 
     DDP rebuilds its buckets after its first backward. Without this, a resumed or healed run would do one step
     with the first buckets where an uninterrupted run used the second ones, and with three or more ranks their
     sums round differently.
+
+    moving  see Rollback
     """
 
     def loss(micro_batch: MicroBatch) -> torch.Tensor:
         with precision.autocast():  # as in a step: the same memory, kernels and compiled graphs
             return _checked(_with_count(loss_of(batch.fetch(micro_batch)))[0])
 
-    before = Rollback(strategy)
+    before = Rollback(strategy, moving)
     with strategy.warming_up():
         strategy.accumulate(loss, batch.micro_batches[:1])
     before.restore()
 
 
 class Rollback:
-    """Copies of what a backward pass changes: buffers, and gradients of earlier passes."""
+    """Copies of what a pass changes: buffers, gradients of earlier passes, frozen parameters that move.
 
-    def __init__(self, strategy: Strategy) -> None:
+    moving  see Moving; None: unknown. Then all frozen parameters are copied, unless they take more memory
+            than the trained ones: a momentum encoder does not, and a large model may not fit in twice
+    """
+
+    def __init__(self, strategy: Strategy, moving: Sequence[torch.nn.Parameter] | None = None) -> None:
+        if moving is None:
+            frozen, trained = _frozen(strategy), [p for p in strategy.parameters if p.requires_grad]
+            moving = frozen if sum(p.nbytes for p in frozen) <= sum(p.nbytes for p in trained) else ()
+        self._frozen = [(p, p._version, p.detach().to("cpu", copy=True)) for p in moving]
         self._buffers = [(b, b.clone()) for b in strategy.buffers]
         gradients = [(p, p.grad) for p in strategy.parameters]
         self._gradients = [(p, None if g is None else g.clone()) for p, g in gradients]
@@ -258,8 +275,32 @@ class Rollback:
         with torch.no_grad():
             for buffer, value in self._buffers:
                 buffer.copy_(value)
+            for frozen, version, value in self._frozen:
+                if frozen._version != version:
+                    frozen.copy_(value)
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
+
+
+class Moving:
+    """The frozen parameters that forward changes, as those of a momentum encoder.
+
+    known  those of all passes yet; None before the first one
+    """
+
+    known: list[torch.nn.Parameter] | None = None
+
+    @contextlib.contextmanager
+    def watched(self, strategy: Strategy) -> Iterator[None]:
+        """Context for a pass."""
+        before = [(p, p._version) for p in _frozen(strategy)]
+        yield
+        moved = [p for p, version in before if p._version != version]
+        self.known = list({*(self.known or ()), *moved})
+
+
+def _frozen(strategy: Strategy) -> list[torch.nn.Parameter]:
+    return [p for p in strategy.parameters if not p.requires_grad and not p.is_inference()]
 
 
 def _with_count(found: Any) -> tuple[Any, Count | None]:

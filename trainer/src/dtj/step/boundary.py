@@ -12,11 +12,11 @@ from functools import partial
 import torch.distributed as dist
 
 from dtj.checkpoint.objects import Location
+from dtj.checkpoint.writer import on_rank0
 from dtj.contract import EXIT_SIGNAL, EXIT_STOPPED
 from dtj.copies.memory_copies import MemoryCopies
-from dtj.errors import Stopped
 from dtj.parallel.strategy import Strategy
-from dtj.ranks import agreement, exchange
+from dtj.ranks import agreement, exchange, stop
 from dtj.ranks.agreement import Agreement, Message
 from dtj.ranks.process_groups import ProcessGroups
 from dtj.step.finite import FiniteCheck
@@ -183,16 +183,39 @@ class Boundary:
         return self.groups.can_heal and not self._checkpointer.run_dir
 
     def _leave(self) -> None:
-        """Save and raise Stopped; all ranks call it after the same step."""
+        """Save and raise Stopped; all ranks call it after the same step.
+
+        If the save fails, ranks that were not asked to stop keep the state, and only the others leave.
+        """
+        is_asked = bool(self.groups.stop)
+        if self._some_can_stay(is_asked=is_asked) and not self._could_save():
+            if is_asked:
+                self._stop_unsaved()
+            return
         folder = self.conclude()
         if folder is None:
             self._stop_unsaved()
         self.say(f"stopped at step {self.progress.step}; checkpoint {folder}")
-        raise Stopped(EXIT_STOPPED)
+        stop.leave(EXIT_STOPPED)
+
+    def _some_can_stay(self, *, is_asked: bool) -> bool:
+        """Whether a rank was not asked to stop, and can wait for the others with its state."""
+        if not self.groups.can_heal or self.groups.control is None:
+            return False
+        return not all(exchange.all_gather(is_asked, group=self.groups.control))
+
+    def _could_save(self) -> bool:
+        """Save the state now; False if rank 0 could not, which the log says then."""
+        step = self.progress.step
+        self._check_weights()
+        with heartbeat.mine.saving():
+            folder = self._checkpointer.save(step, group=self.groups.control, at_once=True)
+            is_saved = on_rank0(lambda: self._checkpointer.saved_step == step, self.groups.control)
+        return folder is None or is_saved  # None: there is nothing to save
 
     def _stop_unsaved(self) -> None:
         self.say(f"stopped at step {self.progress.step}; nothing was saved")
-        raise Stopped(EXIT_SIGNAL + (self.groups.stop.signal or 15))
+        stop.leave(EXIT_SIGNAL + (self.groups.stop.signal or 15))
 
     def _check_weights(self) -> None:
         """Raise on every rank if the state must not be saved."""

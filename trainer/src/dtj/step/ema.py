@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dtj.errors import RecipeError
-from dtj.parallel.strategy import unwrap
+from dtj.parallel.strategy import named_parameters, unwrap
 
 
 class EMA:
@@ -27,7 +27,7 @@ class EMA:
                 fix="use for example decay=0.999",
             )
         self._decay = decay
-        self._weights = {n: p.detach() for n, p in unwrap(model).named_parameters() if p.requires_grad}
+        self._weights = {n: p.detach() for n, p in named_parameters(unwrap(model)) if p.requires_grad}
         self._averages = {name: weight.clone() for name, weight in self._weights.items()}
 
     def update(self) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -44,19 +45,29 @@ def evaluate(
     strategy: Strategy,
     precision: Precision,
     group: "dist.ProcessGroup | None",
+    warn: Callable[[str], None] = lambda _: None,
 ) -> Any:
-    """Mean score over one epoch of the feed, or what the metric makes of it; the same on every rank."""
+    """Mean score over one epoch of the feed, or what the metric makes of it; the same on every rank.
+
+    warn  is called if the data set seems to be divided among the ranks already
+    """
     if metric is not None and not hasattr(metric, "compute"):
         raise RecipeError(
             f"run.evaluate got metric={metric!r}, expected a metric of torchmetrics",
             fix="pass an object such as torchmetrics.F1Score(task='multiclass', num_classes=10)",
         )
     exchange.check_equal(feed.same_on_all_ranks("run.evaluate"), group=group)
+    if group is not None and (found := feed.check_alike(partial(_of_all, group=group))):
+        warn(found)
     scores = _scores(score, feed, precision)
     with strategy.evaluating(), torch.no_grad():
         if metric is None:
             return _mean(scores, strategy.device, group)
         return _of_metric(scores, metric, strategy, group)
+
+
+def _of_all(number: int, *, group: "dist.ProcessGroup") -> list[int]:
+    return [found for (found,) in exchange.all_gather_numbers([number], group=group)]
 
 
 def of_no_sample(metric: Metric | None) -> Any:
@@ -80,7 +91,7 @@ def _mean(scores: Iterable[Score], device: torch.device, group: "dist.ProcessGro
                 fix="return one value per sample, e.g. model(mb.x).argmax(1) == mb.y; or pass a metric",
             )
         if not is_dummy:
-            total.add_(found.sum(dtype=sum_type))
+            total.add_(found.sum(dtype=sum_type).to(total.device))  # with --devices it may be on another one
             count += samples
     sums = torch.tensor([float(total), count], dtype=torch.float64)
     if group is not None:  # ranks that split one model count the same samples, which does not change the mean

@@ -71,7 +71,8 @@ class Precision:
             groups[gradient.device, gradient.dtype].append(gradient)
         found = [torch.zeros((), device=self._device)]
         for (device, _), gradients in groups.items():
-            bad, factor = torch.zeros(1, device=device), torch.full((1,), 1 / self.scale, device=device)
+            bad = torch.zeros(1, dtype=torch.float32, device=device)  # whatever the default type is
+            factor = torch.full_like(bad, 1 / self.scale)
             torch._amp_foreach_non_finite_check_and_unscale_(gradients, bad, factor)
             found.append(bad[0].to(self._device))
         return found

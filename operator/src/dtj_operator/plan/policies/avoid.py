@@ -25,6 +25,7 @@ from dtj_operator.plan.policies.restart import MAX_REPLACED
 from dtj_operator.plan.snapshot import Snapshot
 
 MAX_RECORDED = 20  # nodes in the status
+MAX_STUCK = 10  # of them: if pods do not terminate on more nodes, the cause is something that the nodes share
 AVOID_S = 3600.0  # after the last fault
 CAPACITY_WAIT_S = 10.0  # the capacity of old pods takes a moment to become free
 LOST_WAIT_S = 60.0  # by then the scheduler knows that a node is lost
@@ -94,13 +95,23 @@ def status_entries(s: Snapshot, verdict: Verdict | None) -> list[Json]:
         enough = s.recovery.avoid_node_after_faults or 1
         more = enough if fault.reason == blame.DEVICE_FAULT and isinstance(verdict, Restart) else 1
         known = _with_faults(s, known, (fault.node, *_lost_together(s, fault)), more=more)
-    stuck = {pod.node for pod in s.pods if pod.owner_uid and s.overdue(pod) and s.forced_at(pod) is not None}
-    new = stuck - {faulty.node for faulty in known if faulty.stuck}
+    new = _newly_stuck(s, known)
     if new:
-        known = _with_faults(s, known, sorted(new))
+        known = _with_faults(s, known, new)
         known = [replace(faulty, stuck=True) if faulty.node in new else faulty for faulty in known]
     avoids = not _is_pinned(s)
     return [_entry(faulty, is_bad=avoids and _is_bad(s, faulty)) for faulty in known]
+
+
+def _newly_stuck(s: Snapshot, known: list[FaultyNode]) -> list[str]:
+    """Nodes on which a pod does not terminate, and which are not recorded as such.
+
+    If such nodes could displace each other, a job with pods on more of them would write a status for every
+    pod that ends.
+    """
+    recorded = {faulty.node for faulty in known if faulty.stuck}
+    late = {pod.node for pod in s.pods if pod.owner_uid and s.overdue(pod) and s.forced_at(pod) is not None}
+    return sorted(late - recorded)[: max(0, MAX_STUCK - len(recorded))]
 
 
 def _with_faults(

@@ -40,14 +40,15 @@ BACKOFF_JITTER = 0.2  # of the delay, plus or minus: after an outage a thousand 
 MAX_REPLACED = 100  # pods at once; with more the whole job restarts, which keeps the status small
 CAUSE_WAIT_S = 5.0  # how long a consequence waits for its cause: two kubelets report seconds apart
 CULPRIT_WAIT_S = 30.0  # how long a fault that another pod reports waits for its own pod to end
-MAX_IN_PLACE = 1_000_000  # a higher number does not come from an agent
 
 
 def restart(s: Snapshot) -> Restart | Fail | AwaitCause | None:
     """Decide what the primary fault means; pods that a suspension stops are not faults."""
-    fault = blame.first_fault(s)
-    if fault is None or s.memory.phase == SUSPENDED:
+    if s.memory.phase == SUSPENDED:
         return None
+    fault = blame.first_fault(s)
+    if fault is None:
+        return _restart_without_done(s)
     if _is_recorded(s, fault):
         return Restart(fault, counts=False, replaces=_broken(s), same_incident=True)
     if (until := _known_at(s, fault)) > s.now:
@@ -65,7 +66,7 @@ def counters(s: Snapshot) -> Restarts:
     old = s.memory.restarts
     reports = blame.exit_reports(s)
     in_place = [report.in_place or 0 for report in reports]
-    reported = max([s.answer.in_place if s.answer else 0, *(n for n in in_place if n <= MAX_IN_PLACE)])
+    reported = max([s.answer.in_place if s.answer else 0, *in_place])
     new = max(0, reported - old.in_place_of_attempt)
     steps = [old.highest_step, s.progress.step if s.progress else None, *(report.step for report in reports)]
     highest = max((step for step in steps if step is not None), default=None)
@@ -115,7 +116,7 @@ def _reported_row(s: Snapshot) -> int | None:
     is_current = answer is not None and began is not None and answer.observed_at >= began
     if row is None and answer is not None and is_current and s.memory.phase == RUNNING:
         row = None if answer.silent_replicas or answer.restarts is None else answer.restarts.without_progress
-    return row if row is not None and row <= MAX_IN_PLACE else None
+    return row
 
 
 def _identical_failures(s: Snapshot, fault: Fault) -> int:
@@ -124,7 +125,7 @@ def _identical_failures(s: Snapshot, fault: Fault) -> int:
         return 0
     known = 1 + (counters(s).identical if blame.is_same_error(fault, s.memory.failure) else 0)
     reported = [report.identical_failures or 0 for report in blame.exit_reports(s)]
-    return max([known, *(n for n in reported if n <= MAX_IN_PLACE)])
+    return max([known, *reported])
 
 
 def _is_old(s: Snapshot, fault: Fault) -> bool:
@@ -205,11 +206,28 @@ def _broken(s: Snapshot) -> tuple[tuple[int, str], ...] | None:
     survivors = [i for i, pod in participating(s).items() if i not in broken and not s.succeeded(pod)]
     if (
         not survivors
-        or (0 in broken and _needs_done(s))
+        or ((0 in broken or _awaits_first(s)) and _needs_done(s))
         or len(broken.keys() | s.memory.replacing.keys()) > MAX_REPLACED
     ):
         return None
     return tuple(sorted(broken.items()))
+
+
+def _restart_without_done(s: Snapshot) -> Restart | None:
+    """Restart all pods if a replica was done and left before replica 0 was back: that would wait for ever."""
+    if s.scope != REPLICA or not (_awaits_first(s) and _needs_done(s)):
+        return None
+    why = "another replica was done and left before replica 0 was back"
+    return Restart(
+        Fault(reason="PeerLost", replica=0, message=why, at=s.now), counts=False, same_incident=True
+    )
+
+
+def _awaits_first(s: Snapshot) -> bool:
+    """Whether replica 0 is being replaced, and has not started again."""
+    first = s.current.get(0)
+    is_here = 0 in s.memory.done if first is None else s.started(first)
+    return s.memory.phase == RECOVERING and not is_here
 
 
 def _needs_done(s: Snapshot) -> bool:

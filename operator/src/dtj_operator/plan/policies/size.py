@@ -12,6 +12,7 @@ from dtj_operator.model.children import QUOTA_EXCEEDED
 from dtj_operator.model.memory import REPLICA, RUNNING, SUSPENDED
 from dtj_operator.model.private import Shortage
 from dtj_operator.model.views import PodView
+from dtj_operator.plan import queue
 from dtj_operator.plan.actions import Resize
 from dtj_operator.plan.snapshot import Snapshot
 
@@ -23,7 +24,7 @@ MAX_RETRY_S = 4 * 3600.0
 def resize(s: Snapshot) -> Resize | None:
     """Decide on a new size, or None to keep the size."""
     known = s.memory.recorded_size
-    if s.job.elastic is None or known is None or s.memory.phase in ("", SUSPENDED):
+    if s.job.elastic is None or known is None or s.memory.phase in ("", SUSPENDED) or queue.is_unknown(s):
         return None
     desired = s.job.replicas
     if s.scope == REPLICA:

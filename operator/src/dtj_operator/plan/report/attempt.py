@@ -8,7 +8,7 @@ from dtj_operator.model.memory import FINAL, JOB, REPLICA, RUNNING, Restarts
 from dtj_operator.model.private import Private
 from dtj_operator.model.views import PodView
 from dtj_operator.plan.actions import (
-    AllowNodes,
+    Recreate,
     Resize,
     Restart,
     Resume,
@@ -23,7 +23,7 @@ from dtj_operator.plan.policies.size import excluded, remaining_shortage
 from dtj_operator.plan.snapshot import Snapshot
 
 MAX_DOMAINS = 20  # in the status
-DONE_LIMIT = 1000  # characters; if ranks finish in random order, not all of them are recorded
+DONE_LIMIT = 35_000  # characters; all of 10,000 replicas fit, in whatever order they finish
 
 
 def attempt_of(s: Snapshot, verdict: Verdict | None, phase: str) -> Json:
@@ -51,8 +51,16 @@ def _domains(s: Snapshot, pods: list[PodView], phase: str) -> list[str]:
 def _world_size(s: Snapshot, phase: str) -> int:
     """The agents of an elastic job may continue without a replica whose pod still runs."""
     most = (s.size - len(excluded(s))) * s.job.processes
-    reported = s.answer.world_size if s.answer and s.job.elastic and phase == RUNNING else None
+    if s.job.elastic is None or phase != RUNNING:
+        return most
+    reported = s.answer.world_size if s.answer else _known_world_size(s)
     return min(reported, most) if reported else most
+
+
+def _known_world_size(s: Snapshot) -> int | None:
+    """The stored one, until an agent answers this process or all pods of a job without agents run."""
+    may_be_smaller = s.has_answered or not all(s.started(pod) for pod in s.current.values())
+    return s.memory.raw.get("worldSize") if s.memory.phase == RUNNING and may_be_smaller else None
 
 
 def private_of(
@@ -83,7 +91,7 @@ def remaining(s: Snapshot, verdict: Verdict | None) -> tuple[PodView, ...]:
     """Pods of the attempt that remain after the verdict."""
     if ends_attempt(verdict):
         return ()
-    gone = dict(verdict.replaces or ()) if isinstance(verdict, Restart | AllowNodes) else {}
+    gone = dict(verdict.replaces or ()) if isinstance(verdict, Restart | Recreate) else {}
     return tuple(pod for index, pod in s.current.items() if index not in gone)
 
 
@@ -124,6 +132,6 @@ def _replacing(s: Snapshot, verdict: Verdict | None) -> dict[int, str]:
     if ends_attempt(verdict):
         return {}
     named = {i: uid for i, uid in s.memory.replacing.items() if i < s.size and i not in s.current}
-    if isinstance(verdict, Restart | AllowNodes):
+    if isinstance(verdict, Restart | Recreate):
         named |= dict(verdict.replaces or ())
     return dict(sorted(named.items()))

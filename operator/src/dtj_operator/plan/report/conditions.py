@@ -81,7 +81,7 @@ def obstacle(s: Snapshot) -> Refusal | None:
         if unknown is not None:
             return unknown
     gang = waits_for(s)
-    if gang and any(not pod.node for pod in s.current.values()):
+    if gang:
         return _blocked("Unschedulable", f"the job's pods are scheduled only together: {gang}{_of_a_pod(s)}")
     left = unreleased(s)
     if left:
@@ -199,7 +199,8 @@ def _healthy(s: Snapshot, verdict: Verdict | None, phase: str) -> Found | None:
         wrong = degraded_by(s)
         if wrong is not None:
             return "Healthy", False, wrong[0], wrong[1]
-        present, desired = len(participating(s).keys() | s.memory.done), s.job.replicas
+        started = {index for index, pod in participating(s).items() if s.started(pod)}
+        present, desired = len(started | s.memory.done), s.job.replicas
         if present < desired:
             absent = f"waiting for {desired - present}"
             message = f"{present} of {desired} replicas are running or finished; {absent}"
@@ -268,7 +269,7 @@ def _is_waited_for(s: Snapshot, old: PodView) -> bool:
 def _terminating(s: Snapshot, stuck: list[PodView]) -> Refusal:
     """What blocks the job if pods do not terminate, and how to help."""
     pod = min(stuck, key=lambda pod: pod.index)
-    more = f" (and {len(stuck) - 1} more pods)" if len(stuck) > 1 else ""
+    more = f" (and {len(stuck) - 1} more)" if len(stuck) > 1 else ""
     if pod.held_by:
         message = f"pod {pod.name}{more} has ended, but its finalizer {pod.held_by} keeps it"
         fix = f"its controller must remove it: kubectl get pod {pod.name} -n {pod.namespace} -o yaml"

@@ -1,22 +1,26 @@
-"""What is wrong with a job that trains: a hang that is only reported, saves that fail, a straggler.
+"""What is wrong with a job that trains: a hang that is only reported, silence, failed saves, a straggler.
 
 The message of an incident stays as it was first written, so that changing numbers cause no further writes.
 """
 
+from dtj_operator.model.memory import RUNNING
+from dtj_operator.plan.isolation import ISOLATED_AFTER_S, silent_pods, unanswering
 from dtj_operator.plan.snapshot import Snapshot
 
-HANG, SAVE_FAILED, STRAGGLER = REASONS = ("Hang", "SaveFailed", "Straggler")
-NAMED = 5  # ranks in a sentence
+HANG, SILENT, SAVE_FAILED, STRAGGLER = REASONS = ("Hang", "AgentSilent", "SaveFailed", "Straggler")
+NAMED = 5  # ranks or pods in a sentence
 
 
 def degraded_by(s: Snapshot) -> tuple[str, str] | None:
     """Return (reason, message) for the condition Healthy, or None if all is well."""
-    found = _hang(s) or _save_failure(s) or _straggler(s)
-    if found is None:
-        return None
-    reason, who, what = found
+    found = _hang(s) or _silent(s) or _save_failure(s) or _straggler(s)
     known = s.memory.condition("Healthy")
     stored = str(known.get("message", ""))
+    if found is None:
+        # This process has just started to ask: until the agent answers, nothing says that it is over.
+        unasked = s.answer is None and s.memory.phase == RUNNING and known.get("reason") in REASONS
+        return (known["reason"], stored) if unasked else None
+    reason, who, what = found
     same = known.get("reason") == reason and stored.startswith(f"{who} ")
     return reason, stored if same else f"{who} {what}"
 
@@ -33,6 +37,30 @@ def _hang(s: Snapshot) -> tuple[str, str, str] | None:
         HANG,
         ", ".join([*ranks, *more]) or "the job",
         f"{verb}{why}; not restarted because spec.hang.action is Report",
+    )
+
+
+def _silent(s: Snapshot) -> tuple[str, str, str] | None:
+    """Replicas that replica 0 does not hear, or replica 0, if it is not known which pod is isolated."""
+    if (first := unanswering(s)) is not None:
+        return (
+            SILENT,
+            f"{first.name} on node {first.node}",
+            "runs, but its agent does not answer the operator, and no other agent is known to hear it; "
+            "the operator replaces no pod: delete this one if it is cut off or stopped",
+        )
+    began = s.memory.changed_at
+    if began is None or s.now - began < ISOLATED_AFTER_S:  # after a recovery, pods may still be starting
+        return None
+    pods = [pod for _, pod in sorted(silent_pods(s, for_s=ISOLATED_AFTER_S).items())]
+    if not pods:
+        return None
+    named = [f"{pod.name} on node {pod.node}" for pod in pods[:NAMED]]
+    more = [f"{len(pods) - NAMED} more"] if len(pods) > NAMED else []
+    return (
+        SILENT,
+        ", ".join([*named, *more]),
+        "runs, but sends no heartbeats to replica 0; the operator replaces no pod: delete the isolated one",
     )
 
 

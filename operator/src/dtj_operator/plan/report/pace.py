@@ -1,8 +1,8 @@
 """When to write the new status, depending on how it differs from the stored one.
 
-A changed phase or condition is written at once. Counts and messages wait some seconds, because they change
-with every pod. Progress waits for the job's turn, because it changes all the time. Any other write includes
-them too.
+A changed phase or condition, and which pods are to be replaced, is written at once. Counts and messages wait
+some seconds, because they change with every pod. Progress waits for the job's turn, because it changes all
+the time. Any other write includes them too.
 The first status of a new job also waits, because its pods were just created and will change in a moment.
 """
 
@@ -35,7 +35,7 @@ def write_at(
     """
     if pods_created and not old:
         return now + FIRST_WRITE_S
-    if _urgent(old) != _urgent(new):
+    if _urgent(old) != _urgent(new) or not _replacing(new).items() <= _replacing(old).items():
         return now
     due: list[float] = []
     if _deferrable(old) != _deferrable(new):
@@ -75,6 +75,11 @@ def _urgent(status: Json) -> Json:
         "conditions": states,
         "memory": {k: v for k, v in (status.get("memory") or {}).items() if k in _URGENT_MEMORY},
     }
+
+
+def _replacing(status: Json) -> Json:
+    """The pods are deleted only once this is stored; that one of them is gone can wait."""
+    return (status.get("memory") or {}).get("replacing") or {}
 
 
 def _deferrable(status: Json) -> Json:

@@ -291,7 +291,7 @@ def events(s: Snapshot, verdict: Verdict | None, new: Json) -> tuple[Event, ...]
     attempt = str(new.get("attempt", 0))
     problem = unsupported(s)
     if problem is not None:
-        return () if s.memory.finished else (Event("Warning", UNSUPPORTED, problem, problem),)
+        return (Event("Warning", UNSUPPORTED, problem, problem),)
     decided = _event(verdict, attempt, new)
     found = [_in_place_event(s, new), decided, _degraded_event(s, attempt, new)]
     blocked = None if decided or s.memory.finished else obstacle(s) or waits_in_vain(s)

@@ -369,3 +369,19 @@ def test_node_on_which_a_pod_does_not_terminate_is_avoided_at_once(after_faults:
     (made,) = (a.body for a in successor.actions if isinstance(a, CreatePod))
     terms = made["spec"]["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
     assert terms == [term("n1")]
+
+
+def test_nodes_on_which_pods_do_not_terminate_do_not_displace_each_other() -> None:
+    """The pods of 30 nodes stop late, as after an outage of their storage: one status, not one per pod."""
+    nodes = cluster(count=30)
+    pods = [pod(i).running().on(f"n{i}").overdue() for i in range(30)]
+    known = faulty(*((f"lost-{i}", 1, 60) for i in range(15)))
+    given = job().replicas(30).with_network().seeing(nodes=nodes).was("Recovering", **known).having(*pods)
+    status = new_status(given.snapshot(), None)
+    first = status["avoidedNodes"]
+    assert [entry.get("stuck", False) for entry in first] == [True] * 10 + [False] * 10
+
+    for index in range(30):
+        given = given.stored(status).without(index)
+        status = new_status(given.snapshot(), None)
+        assert status["avoidedNodes"] == first

@@ -443,6 +443,40 @@ def test_finished_replicas_are_recorded_and_not_recreated() -> None:
     assert type(plan(swept.but(pod(0).succeeded()).snapshot()).verdict).__name__ == "Succeed"
 
 
+NEXT_FIRST = pod(0).with_uid("next")
+FIRST_LOST = AGENTS.was("Recovering", memory={"recoveryScope": "Replica"}).but(NEXT_FIRST.unschedulable())
+
+
+@pytest.mark.parametrize(
+    ("given", "restarts"),
+    [
+        param(FIRST_LOST.but(pod(1).succeeded()), True, id="its pod waits for a node"),
+        param(FIRST_LOST.without(0).but(pod(1).succeeded()), True, id="its pod is not created yet"),
+        param(
+            FIRST_LOST.was("Recovering", memory={"recoveryScope": "Replica", "done": "1"}).without(1),
+            True,
+            id="the pod of the replica that is done is gone",
+        ),
+        param(FIRST_LOST, False, id="none is done"),
+        param(FIRST_LOST.but(NEXT_FIRST.running(), pod(1).succeeded()), False, id="its pod has started"),
+        param(
+            FIRST_LOST.but(NEXT_FIRST.running()).without(2).but(pod(1).succeeded()), False, id="another's pod"
+        ),
+        param(FIRST_LOST.but(pod(1).succeeded()).recovery(scope="Replica"), False, id="without agents"),
+    ],
+)
+def test_job_restarts_if_a_replica_is_done_before_the_next_replica_0_has_started(
+    given: JobBuilder, *, restarts: bool
+) -> None:
+    """The next replica 0 would wait for it for ever."""
+    verdict = restart(given.snapshot())
+    assert (isinstance(verdict, Restart) and verdict.replaces is None and verdict.same_incident) is restarts
+    if restarts:
+        after = new_status(given.snapshot(), verdict)
+        assert (after["phase"], after["attempt"], after["restarts"]["total"]) == ("Recovering", 1, 0)
+        assert "done" not in after.get("memory", {})
+
+
 def test_new_attempt_has_no_finished_replicas() -> None:
     failing = DONE.but(pod(0).crashed())
 
@@ -471,3 +505,12 @@ def test_ranges_are_bounded_in_length_and_in_values() -> None:
     assert max(ranges.parse("0-99999999")) == 9999
     assert ranges.parse("x,-,3-x,4") == {4}
     assert ranges.parse("9" * 5000) == set()  # Python refuses to parse such a number
+
+
+def test_every_replica_that_has_succeeded_is_recorded_in_whatever_order_they_finish() -> None:
+    """Where the node of such a pod is removed, its replica would otherwise train again."""
+    third = range(2, 10_000, 3)  # they still run; hardly any other set needs a longer text
+    done = ranges.text(set(range(10_000)).difference(third), 100_000)
+    most = job().replicas(10_000).was("Running", memory={"done": done, "recoveryScope": "Replica"})
+
+    assert new_status(most.snapshot(), None)["memory"]["done"] == done

@@ -183,12 +183,18 @@ def test_running_with_fewer(given: JobBuilder, phase: str) -> None:
     assert new_status(given.snapshot(), None)["phase"] == phase
 
 
+ASKS = RUNNING.recovery(scope="Auto").was("Running", memory={"wantedReplicas": 3, "recoveryScope": "Replica"})
+
+
 @pytest.mark.parametrize(
     ("given", "world_size"),
     [
         pytest.param(RUNNING.answering(world_size=1), 1, id="its agents have shrunk it"),
         pytest.param(RUNNING.answering(world_size=9), 3, id="an answer that cannot be"),
         pytest.param(RUNNING.answering(), 3, id="agents that do not say"),
+        pytest.param(ASKS.was("Running", worldSize=2), 2, id="an operator that has just started to ask them"),
+        pytest.param(ASKS.was("Recovering", worldSize=2), 3, id="all pods run again"),
+        pytest.param(RUNNING.was("Running", worldSize=2), 3, id="no agents, but all pods run"),
     ],
 )
 def test_world_size_of_an_elastic_job_is_what_its_agents_report(given: JobBuilder, world_size: int) -> None:
@@ -205,6 +211,10 @@ def test_job_that_runs_with_fewer_says_so_and_succeeds_with_fewer() -> None:
     assert (status["worldSize"], status["replicas"], status["ready"]) == (2, 2, "2/3")
     assert "pod digits-2 is unschedulable: no capacity" in status["message"]
     assert type(plan(done.snapshot()).verdict).__name__ == "Succeed"
+
+    restarted = fewer.stored(status).but(RECENTLY)  # the operator, which has just seen the pod first
+    again = new_status(restarted.snapshot(), None)
+    assert (again["worldSize"], again["conditions"]) == (2, status["conditions"])
 
 
 @pytest.mark.parametrize(

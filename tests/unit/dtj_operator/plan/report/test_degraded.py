@@ -2,10 +2,11 @@
 
 import pytest
 
-from dtj_operator.model.agent_status import Hung, Straggler
+from dtj_operator.model.agent_status import Hung, SilentReplica, Straggler
 from dtj_operator.plan.report import pace
 from dtj_operator.plan.report.status import events, new_status
-from tests.support.builders import NOW, JobBuilder, job, pod
+from dtj_operator.plan.snapshot import Silence
+from tests.support.builders import NOW, JobBuilder, at, job, pod
 
 param = pytest.param
 WHO = "rank 1 (replica 1) on node worker-2"
@@ -13,6 +14,14 @@ CALM = job().replicas(2).running().but(pod(1).running().on("worker-2"))
 SLOW = CALM.answering(slowest=Straggler(rank=1, replica=1, ratio=2.13))
 FULL = CALM.answering(save_failure="cannot write step 20: disk full (newest checkpoint: of step 10)")
 HANGS = CALM.answering(hang=Hung(ranks=(1,), message="no step for 33 s"))
+CUT_OFF = CALM.was("Running", lastTransitionTime=at(-120)).answering(
+    missing=(SilentReplica(replica=1, seconds=125),)
+)
+
+
+def unanswered_for(seconds: float, *, is_heard: bool = False) -> JobBuilder:
+    silence = Silence(since=NOW - seconds, is_heard=is_heard)
+    return CALM.but(pod(0).running().on("worker-1")).seeing(coordinator_silence=silence)
 
 
 def healthy(given: JobBuilder) -> tuple[str, str, str]:
@@ -56,6 +65,20 @@ def healthy(given: JobBuilder) -> tuple[str, str, str]:
             "cannot write step 20: disk full (newest checkpoint: of step 10)",
             id="saves fail",
         ),
+        param(
+            CUT_OFF,
+            "AgentSilent",
+            "digits-1 on node worker-2 runs, but sends no heartbeats to replica 0; "
+            "the operator replaces no pod: delete the isolated one",
+            id="a replica is silent, and the operator may not replace it",
+        ),
+        param(
+            unanswered_for(120),
+            "AgentSilent",
+            "digits-0 on node worker-1 runs, but its agent does not answer the operator, and no other agent "
+            "is known to hear it; the operator replaces no pod: delete this one if it is cut off or stopped",
+            id="replica 0 does not answer",
+        ),
     ],
 )
 def test_what_is_wrong_while_a_job_trains_is_named(given: JobBuilder, reason: str, message: str) -> None:
@@ -67,6 +90,30 @@ def test_job_without_a_straggler_is_healthy_again() -> None:
     named = CALM.stored(new_status(SLOW.snapshot(), None))
 
     assert healthy(named.answering())[:2] == ("True", "Running")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        param(CUT_OFF.was("Running", lastTransitionTime=at(-110)), id="the pods may have just started"),
+        param(CUT_OFF.answering(missing=(SilentReplica(replica=1, seconds=119),)), id="not for long"),
+        param(unanswered_for(119), id="replica 0 does not answer, but not for long"),
+        param(unanswered_for(500, is_heard=True), id="only the operator does not reach replica 0"),
+        param(CUT_OFF.but(pod(1).unschedulable()), id="its pod does not run"),
+    ],
+)
+def test_silence_that_may_pass_is_not_reported(given: JobBuilder) -> None:
+    assert healthy(given)[0] == "True"
+
+
+def test_restarted_operator_does_not_call_a_job_healthy_before_its_agent_answers() -> None:
+    named = FULL.stored(new_status(FULL.snapshot(), None))
+    unasked = named.seeing(progress=None)
+    kept = new_status(unasked.snapshot(), None)
+
+    assert kept == named.status
+    assert events(unasked.snapshot(), None, kept) == ()
+    assert healthy(unasked.was("Recovering"))[:2] == ("True", "Running"), "its pods run again"
 
 
 def test_answer_of_an_older_attempt_is_ignored() -> None:

@@ -290,13 +290,18 @@ class Coordinator:
 
     @property
     def _left_out(self) -> list[int]:
-        """Connected replicas beyond the job's size: without checkpoints it cannot grow."""
+        """Connected replicas beyond the job's size, if it cannot grow."""
         member = self.membership
-        return [] if member.keeps_run else sorted(i for i in member.agents if i >= member.job.replicas)
+        can_grow = member.keeps_run and not member.unfit
+        return [] if can_grow else sorted(i for i in member.agents if i >= member.job.replicas)
 
     def _log_waiting(self, replicas: Sequence[int]) -> None:
-        fails = self.membership.cannot_save
-        what = "that cannot write its checkpoints" if fails else "without a checkpoint folder"
+        if unfit := self.membership.unfit:
+            what = f"whose --mesh does not fit {unfit} replicas"
+        elif self.membership.cannot_save:
+            what = "that cannot write its checkpoints"
+        else:
+            what = "without a checkpoint folder"
         self._log(f"a job {what} cannot grow: replica {some(replicas)} must wait")
 
     def _log_cause(self, culprit: Ending | None) -> None:

@@ -76,9 +76,10 @@ class Membership:
     stopping: set[int] = field(default_factory=set)  # replicas whose pod was asked to terminate
     cannot_save: bool = False  # rank 0 failed to write to the checkpoint folder when it last tried
     _healable: set[int] = field(default_factory=set)
+    _newest: int = 0  # generation that any rank is or was of; the next one has a higher number
     _ready: set[int] = field(default_factory=set)
     _kept: frozenset[int] = frozenset()
-    _done: dict[int, Ending] = field(default_factory=dict)
+    _done: dict[int, Ending] = field(default_factory=dict)  # without a failure: with code 0, or stopped
     _gone: set[int] = field(default_factory=set)
     _replaced: set[str] = field(default_factory=set)
     _restarts: dict[int, int] = field(default_factory=dict)  # replica -> of its newest pod, see Hello
@@ -101,6 +102,7 @@ class Membership:
     _left_done: set[int] = field(default_factory=set)  # likewise, once all their ranks were done
     _resize_at: float | None = None
     _shrink_at: float | None = None
+    _missing_since: dict[int, float] = field(default_factory=dict)  # in an elastic job
     _backoff_ends: float | None = None  # no generation is formed before
     _lost_at: dict[int, float] = field(default_factory=dict)  # replicas that took part and are missing now
 
@@ -119,6 +121,13 @@ class Membership:
     def keeps_run(self) -> bool:
         """A new size of the job does not cost the steps so far."""
         return self.job.saves and not self.cannot_save
+
+    @property
+    def unfit(self) -> int | None:
+        """The size that the connected replicas form, if --mesh fits none between the present one and it."""
+        limits, size = self.job.limits, self.job.replicas
+        here = next(i for i in range(self.job.most + 1) if i not in self.agents)
+        return here if limits and here > size >= (limits.largest(here) or 0) else None
 
     def waited_for(self, now: float) -> dict[int, float]:
         """Replicas that took part and are missing, and for how many seconds.
@@ -164,22 +173,29 @@ class Membership:
         self._left.discard(hello.replica)
         self._admit(hello)
         if hello.state.generation > self.state.generation:
-            # Our in_place comes from the operator, and covers agents that are gone; theirs is what they saw.
-            healed = max(self.state.in_place, hello.state.in_place)
-            self._spent_at += [now] * (healed - self.state.in_place)
-            row = max(self.state.without_progress, hello.state.without_progress)
-            steps = (self.state.best_step, hello.state.best_step)
-            best = max((step for step in steps if step is not None), default=None)
-            self.state = replace(hello.state, in_place=healed, without_progress=row, best_step=best)
-            if self.job.limits and hello.state.replicas:
-                self.job = replace(self.job, replicas=min(self.job.replicas, hello.state.replicas))
-            for replica in self.missing:  # all of these were part of that generation
-                self._lost_at.setdefault(replica, now)
+            self._take_over(hello.state, now)
         elif hello.state.generation == 0:  # a new pod; the operator may have counted the loss of the old one
             row = max(self.state.without_progress, hello.state.without_progress)
             self.state = replace(self.state, without_progress=row)
         self._schedule_resize(now)
         return actions + self._form()
+
+    def _take_over(self, theirs: CoordinatorState, now: float) -> None:
+        """What an agent remembers of an earlier coordinator."""
+        # Our in_place comes from the operator, and covers agents that are gone; theirs is what they saw.
+        healed = max(self.state.in_place, theirs.in_place)
+        self._spent_at += [now] * (healed - self.state.in_place)
+        row = max(self.state.without_progress, theirs.without_progress)
+        steps = (self.state.best_step, theirs.best_step)
+        best = max((step for step in steps if step is not None), default=None)
+        known, ours = replace(theirs, in_place=healed, without_progress=row, best_step=best), self.state
+        if self.is_formed:  # it came too late to be part of this generation, which continues
+            known = replace(known, generation=ours.generation, replicas=ours.replicas, shift=ours.shift)
+        elif self.job.limits and theirs.replicas:
+            self.job = replace(self.job, replicas=min(self.job.replicas, theirs.replicas))
+        self.state = known
+        for replica in self.missing:  # all of these were part of that generation
+            self._lost_at.setdefault(replica, now)
 
     def leave(self, incarnation: str, now: float, *, silent: bool = False) -> list[Action]:
         """An agent's connection is gone; its ranks may be alive.
@@ -298,7 +314,12 @@ class Membership:
     def _has_succeeded(self) -> bool:
         """Whether the replicas that decide are done, if only some do: the others are irrelevant then."""
         deciding = self.job.deciding
-        return deciding is not None and all(self._done.keys() >= set(self.job.ranks_of(i)) for i in deciding)
+        return deciding is not None and all(self._is_done(replica) for replica in deciding)
+
+    def _is_done(self, replica: int) -> bool:
+        """Whether all its ranks ended with code 0; those that left at an agreed stop are not done."""
+        endings = [self._done.get(rank) for rank in self.job.ranks_of(replica)]
+        return all(ending is not None and ending.code == contract.EXIT_DONE for ending in endings)
 
     def _leaves(self, ending: Ending) -> bool:
         """Whether the rank has ended, unfinished, because a pod was asked to terminate."""
@@ -318,7 +339,7 @@ class Membership:
 
     def _leaves_done(self, replica: int) -> bool:
         """Whether it was asked to terminate when all its ranks were done: then its pod is not replaced."""
-        return replica in self.stopping and self._done.keys() >= set(self.job.ranks_of(replica))
+        return replica in self.stopping and self._is_done(replica)
 
     def _miss(self, now: float) -> list[Action]:
         """If a rank ended without joining, those that are ready have lost it: they would wait for ever."""
@@ -408,6 +429,8 @@ class Membership:
         return self._form()
 
     def _admit(self, hello: Hello) -> None:
+        if hello.replica not in self._restarts and hello.replica < self.job.replicas:
+            self._missing_since.clear()  # the job is starting: the others get as long again
         self.agents[hello.replica] = hello.incarnation
         self._restarts[hello.replica] = hello.restarts
         self._machines[hello.replica] = hello.keeper.machine if hello.keeper else ""
@@ -415,6 +438,8 @@ class Membership:
         self._left_done.discard(hello.replica)
         if hello.is_stopping:
             self.stopping.add(hello.replica)
+        theirs = [known.generation for known in hello.ranks.values()]
+        self._newest = max(self._newest, hello.state.generation, *theirs)
         ranks = set(self.job.ranks_of(hello.replica))
         self._healable = (self._healable - ranks) | (hello.healable & ranks)
 
@@ -482,7 +507,10 @@ class Membership:
     def _schedule_resize(self, now: float) -> None:
         if self.job.limits:
             self._resize_at = now + RESIZE_DELAY_S
-            self._shrink_at = now + SHRINK_DELAY_S if self.missing else None
+            # What other replicas do must not postpone it, but some may come back together.
+            self._missing_since = {i: self._missing_since.get(i, now) for i in self.missing}
+            last = max(self._missing_since.values(), default=None)
+            self._shrink_at = None if last is None else max(last + SHRINK_DELAY_S, self._resize_at)
 
     def _resize(self, now: float) -> list[Action]:
         waits_for_lost = self._shrink_at is None or now < self._shrink_at
@@ -507,7 +535,6 @@ class Membership:
         is_running = self.is_formed
         self.job = replace(self.job, replicas=found)
         self._shrink_at = None
-        self._healable = set()
         self._end_generation()
         return self._form(gracefully=is_running)
 
@@ -539,15 +566,18 @@ class Membership:
         is_short = len(self.agents) < self.job.replicas or self.missing  # the count alone is cheap
         if is_short or self.is_formed or self.is_over or self._backoff_ends is not None:
             return []
-        # A rank that is done cannot hand over its state: then all ranks restart from the newest checkpoint.
-        self._kept = frozenset() if self._done else frozenset(self._healable)
+        # A rank that is done cannot hand over its state, and none can keep it in a world of another size:
+        # then all ranks restart from the newest checkpoint.
+        is_resized = self.state.replicas not in (None, self.job.replicas)
+        holding = frozenset(rank for rank in self._healable if rank in self.job.ranks)
+        self._kept = frozenset() if self._done or is_resized else holding
         self._healable = set(self._kept)
         self._ready, self._done, self._gone, self._first_step = set(), {}, set(), None
         self._failing, self._waited_for_verdict, self._is_unformed = {}, False, False
         shift, replicas = self.state.shift, self.job.replicas
         if self.state.replicas != replicas:  # else the buddies have what a new pod needs
             shift = choose_shift(self._machines, replicas)
-        generation = self.state.generation + 1
+        generation = max(self.state.generation, self._newest) + 1
         self.state = replace(self.state, generation=generation, replicas=replicas, shift=shift)
         self._shrink_at = None
         self.is_formed = True

@@ -5,6 +5,8 @@ Replicas 0 to n-1 train, so that ranks keep their numbers. Replicas after a gap 
     the next replica joins                      -> larger
     the last replicas are asked to terminate    -> smaller, at once
     a replica is lost and does not come back    -> smaller after SHRINK_DELAY_S; replicas after it wait too
+
+A size that --mesh does not fit is skipped: the replicas above the next smaller one wait.
 """
 
 from collections.abc import Set
@@ -27,9 +29,7 @@ def size(current: int, *, here: Set[int], left: Set[int], limits: Limits, waits_
     prefix = next(
         replica for replica in range(limits.most + 1) if replica not in here or replica == limits.most
     )
-    if prefix >= current:
-        return prefix
+    found = limits.largest(prefix)
     is_farewell = left >= set(range(prefix, current))
-    if prefix >= limits.least and (is_farewell or not waits_for_lost):
-        return prefix
-    return current
+    may_change = prefix >= current or is_farewell or not waits_for_lost
+    return found if found is not None and may_change else current

@@ -23,7 +23,7 @@ def is_initialized() -> bool:
     return bool(ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(count)) != _NOT_INITIALIZED)
 
 
-def start_again_if_initialized(log: Callable[[str], None]) -> None:
+def start_again_if_initialized(log: Callable[[str], None], *, keep_signals: Callable[[], None]) -> None:
     """Replace this process by an agent that preloads nothing, so that each rank imports for itself."""
     if not is_initialized():
         return
@@ -35,4 +35,5 @@ def start_again_if_initialized(log: Callable[[str], None]) -> None:
         " so that each rank imports for itself"
     )
     os.environ[contract.PRELOAD] = "0"
+    keep_signals()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

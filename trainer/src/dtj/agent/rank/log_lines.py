@@ -5,6 +5,7 @@ Lines of different ranks are never mixed. The last line is kept even if the rank
 
 import json
 import re
+from typing import Any
 
 # A progress bar redraws its line with \r: each redraw becomes a line of the log, unless it shows nothing.
 _END = re.compile(rb"(\r\n|\n|\r(?=.))", re.DOTALL)
@@ -43,8 +44,11 @@ class LogLines:
         text = line.decode(errors="replace")
         try:
             fields = json.loads(text)
-        except ValueError:
-            fields = None
-        if not isinstance(fields, dict):
-            fields = {"message": text}
-        return json.dumps({"rank": self._rank} | fields, ensure_ascii=False).encode() + b"\n"
+            shown = self._as_object(fields) if isinstance(fields, dict) else None
+        except (ValueError, RecursionError):  # not JSON, or nested too deeply
+            shown = None
+        return shown or self._as_object({"message": text})
+
+    def _as_object(self, fields: dict[str, Any]) -> bytes:
+        line = json.dumps({"rank": self._rank} | fields, ensure_ascii=False)
+        return line.encode(errors="backslashreplace") + b"\n"  # a lone surrogate becomes its escape in JSON

@@ -30,6 +30,8 @@ from dtj.telemetry.heartbeat import SharedHeartbeat
 
 Program = Callable[[], None]
 
+_pid: int | None = None  # of the rank; a process that its program forks is another one
+
 _INTERRUPTED = contract.EXIT_SIGNAL + signal.SIGINT
 
 # What calls the user's code: its frames are left out of tracebacks.
@@ -62,7 +64,8 @@ def become(program: Program, env: Mapping[str, str], *, threads: int, wiring: Wi
         heap.keep_for_next_step(os.environ)
         _prepare_torch(threads)
         code = _run(program)
-        heartbeat.mine.leave(is_done=code == contract.EXIT_DONE)
+        if _is_rank():
+            heartbeat.mine.leave(is_done=code == contract.EXIT_DONE)
         process_end.run_exit_functions()
         if code != contract.EXIT_PEER_LOST:  # else an object may wait for that peer
             process_end.let_go(sys.modules["__main__"])
@@ -75,6 +78,8 @@ def become(program: Program, env: Mapping[str, str], *, threads: int, wiring: Wi
 
 
 def _set_up_process(env: Mapping[str, str], wiring: Wiring) -> None:
+    global _pid  # noqa: PLW0603 - a process is one rank
+    _pid = os.getpid()
     detach(wiring.agent)
     os.dup2(wiring.stdout, 1)
     os.dup2(wiring.stderr, 2)
@@ -82,8 +87,9 @@ def _set_up_process(env: Mapping[str, str], wiring: Wiring) -> None:
     os.dup2(null, 0)
     for fd in (wiring.stdout, wiring.stderr, null, *wiring.foreign):
         os.close(fd)
-    sys.stdout = open(1, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115 - stays open
-    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
+    out, err = (open(fd, "w", buffering=1, closefd=False, errors="replace") for fd in (1, 2))  # noqa: SIM115
+    # A program that has replaced sys.stdout sets it back to sys.__stdout__.
+    vars(sys).update(stdout=out, __stdout__=out, stderr=err, __stderr__=err)
     faulthandler.enable()
     own_stacks.answer(wiring.stacks)
     os.environ.update(env)
@@ -120,15 +126,22 @@ def _prepare_torch(threads: int) -> None:
             os.environ.setdefault("ACCELERATE_USE_CPU", "true")
 
 
+def _is_rank() -> bool:
+    """Whether this is the rank, and not a process that its program forked, which may also end here."""
+    return _pid in (None, os.getpid())
+
+
 def _run(program: Program) -> int:
     """Run the program and return its exit code; print and report a failure once."""
-    uncaught = UncaughtErrors()
+    uncaught, stop.left = UncaughtErrors(), None
     try:
         program()
     except SystemExit as end:
         code = _code_of(end)
         has_stopped = isinstance(end, Stopped) or isinstance(end.__context__, Stopped)
-        if code == contract.EXIT_DONE or (has_stopped and code == contract.EXIT_STOPPED):
+        if code == contract.EXIT_DONE:
+            return _done_or_stopped()
+        if has_stopped and code == contract.EXIT_STOPPED:
             return code
         if not has_stopped and (lost := lost_peer(end)):
             return _report_lost(lost)
@@ -139,7 +152,7 @@ def _run(program: Program) -> int:
     except DtjError as error:
         # Printed by the agent, once for all ranks.
         _report(str(error), code=error.exit_code, reason=error.reason, is_for_people=True)
-        uncaught.hand_over(error, is_shown=False)
+        uncaught.hand_over(error, is_shown=not _is_rank())
         return error.exit_code
     except BaseException as error:  # noqa: BLE001 - the user's program may raise anything
         is_interrupt = isinstance(error, KeyboardInterrupt)
@@ -158,7 +171,15 @@ def _run(program: Program) -> int:
             _report(text, code=code, reason="DeviceFault" if is_device else "Exception")
         uncaught.hand_over(error, is_shown=error is not lost)  # a traceback would only show a wait
         return code
-    return 0
+    return _done_or_stopped()
+
+
+def _done_or_stopped() -> int:
+    """The exit code of a program that ended with 0; it may have caught a stop, in the middle of training."""
+    code = stop.left or contract.EXIT_DONE
+    if code not in {contract.EXIT_DONE, contract.EXIT_STOPPED}:
+        _report("", code=code, reason="ExitCode")
+    return code
 
 
 def _report_lost(error: BaseException) -> int:
@@ -196,6 +217,8 @@ def _is_ours(filename: str) -> bool:
 
 
 def _report(message: str, *, code: int, reason: str, is_for_people: bool = False) -> None:
+    if not _is_rank():
+        return
     fields: dict[str, Any] = {
         "message": message.strip(),
         "reason": reason,

@@ -37,6 +37,9 @@ _LEFT_ON_REQUEST = (
 _WATCHDOG = re.compile(
     rb"watchdog thread terminated with exception: .*(remote process exited|before timing out).*"
 )
+# What C++ prints of an exception that nothing caught, before it aborts: gloo's of a rank that sent more than
+# this one expected, since they called other collectives.
+_UNCAUGHT = re.compile(rb"  what\(\):  (.+?)(?:\"})?$", re.MULTILINE)  # also in a line of JSON
 
 
 @dataclass(kw_only=True)
@@ -85,6 +88,7 @@ class RankProcess:
     _rest: bytes = b""
     _stacks_read: int = 0  # bytes
     _nccl_lost: str = ""  # what NCCL's watchdog said of lost peers
+    _uncaught: str = ""  # the exception of C++ that nothing caught
 
     @classmethod
     def fork(
@@ -176,6 +180,8 @@ class RankProcess:
         text = lines.feed(data)
         if target == 2 and (found := _WATCHDOG.search(text)):
             self._nccl_lost = f"lost a peer: NCCL's {found.group().decode(errors='replace')}"
+        if target == 2 and (found := _UNCAUGHT.search(text)):
+            self._uncaught = found[1].decode(errors="replace")
         return text
 
     def read_reports(self) -> tuple[list[dict[str, Any]], bool]:
@@ -211,6 +217,8 @@ class RankProcess:
             self._failed("Exception", message=recorded)
         if code == -signal.SIGABRT and self._nccl_lost and not self._failure:
             self._failed("PeerLost", message=self._nccl_lost)
+        if code == -signal.SIGABRT and self._uncaught and not self._failure:
+            self._failed("Signal", message=f"killed by SIGABRT: {self._uncaught}")
         if code == contract.EXIT_DONE and self.must_stop and not self.uses_dtj:
             code = contract.EXIT_SIGNAL + signal.SIGTERM
             self._failed("ExitCode", message=_LEFT_ON_REQUEST, isForPeople=True)

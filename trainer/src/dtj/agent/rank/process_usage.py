@@ -29,6 +29,7 @@ class Usage(NamedTuple):
     pids           of the processes in the table; some may have exited since
     is_busy        one of them waits for a disk or a network file system, or is traced by a debugger
     runnable       pids of those whose main thread runs, or waits for a processor
+    stopped        pids of those that are stopped, by SIGSTOP for example
     wakeups        of the root process's main thread
     other_wakeups  of all other processes
     """
@@ -38,6 +39,7 @@ class Usage(NamedTuple):
     io_bytes: int
     is_busy: bool
     runnable: frozenset[int]
+    stopped: frozenset[int]
     wakeups: int
     other_wakeups: int
 
@@ -86,6 +88,7 @@ def usage_of(root: int, table: ProcessTable) -> Usage | None:
         io_bytes=io_bytes,
         is_busy=any(known[pid].state in "Dt" for pid in pids),
         runnable=frozenset(pid for pid in pids if known[pid].state == "R"),
+        stopped=frozenset(pid for pid in pids if known[pid].state == "T"),
         wakeups=wakeups.pop(root),
         other_wakeups=sum(wakeups.values()),
     )

@@ -70,7 +70,8 @@ class Looks:
             for pid, usage in after.items()
             if pid in before
         }
-        self._stacks.request(alive, lambda found: self._on_second(looks, found, does))
+        stopped = {pid: min(usage.stopped - {pid}, default=0) for pid, usage in after.items()}
+        self._stacks.request(alive, lambda found: self._on_second(looks, found, does, stopped))
 
     def _on_first(self, looks: _Looks, found: list[RankStacks]) -> None:
         if looks is self._looks:
@@ -78,7 +79,9 @@ class Looks:
             looks.usage, looks.used_at = _usage(self._alive()), time.monotonic()
             self.deadline = looks.used_at + looks.looks_s
 
-    def _on_second(self, looks: _Looks, found: list[RankStacks], does: dict[int, str]) -> None:
+    def _on_second(
+        self, looks: _Looks, found: list[RankStacks], does: dict[int, str], stopped: dict[int, int]
+    ) -> None:
         if looks is not self._looks:
             return
         self._looks = None
@@ -92,6 +95,7 @@ class Looks:
                 does=does.get(pid) or _without_processor(one),
                 responds=one.responds,
                 is_stopped=one.is_stopped,
+                stopped=stopped.get(pid, 0),
                 asleep_s=looks.asleep_s.get(pid, 0.0),
                 collectives=one.collectives,
             )

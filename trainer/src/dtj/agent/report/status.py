@@ -65,10 +65,11 @@ class Status:
         """A rank exited."""
         self.ranks[rank]["state"] = "Failed" if failed else "Done"
 
-    def document(self, now: datetime, *, job: Facts | None) -> dict[str, Any]:
+    def document(self, now: datetime, *, job: Facts | None, unheard_s: float | None = None) -> dict[str, Any]:
         """All fields of the contract; null if unknown, for example for scripts that do not use dtj.
 
-        job  what the coordinator knows about the whole job; only on replica 0
+        job        what the coordinator knows about the whole job; only on replica 0
+        unheard_s  seconds without a word of the coordinator; only on the other replicas
         """
         empty = dict.fromkeys(contract.RUN_FIELDS) | {"metrics": {}}
         known = job or Facts(generation=self.generation)
@@ -92,6 +93,7 @@ class Status:
             "slowest": known.slowest,
             "hang": known.hang,
             "missing": known.missing[:MAX_LISTED],
+            "unheardSeconds": unheard_s,
             "rejoin": True,
             "restarts": {"inPlace": known.in_place, "withoutProgress": known.without_progress},
             "failure": known.failure,

@@ -62,6 +62,7 @@ class Probe:
     does        what it and its processes did between the looks (see looks.py); empty if nothing
     responds    it wrote its stacks
     is_stopped  its process is stopped, for example by SIGSTOP or a debugger
+    stopped     likewise, the pid of a process that it started; 0 if none is
     asleep_s    seconds before the probe in which its main thread never woke up
     """
 
@@ -70,6 +71,7 @@ class Probe:
     does: str = ""
     responds: bool = False
     is_stopped: bool = False
+    stopped: int = 0
     asleep_s: float = 0.0
     collectives: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 

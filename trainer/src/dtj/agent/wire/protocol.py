@@ -9,17 +9,22 @@ from dtj.agent.wire.outcome import Ending
 
 # Version of all messages between the agents of a job, and between its ranks. Increase by one for each
 # incompatible change. Never change the form of a refusal, nor `protocol`, `uid` and `attempt` of a hello.
-PROTOCOL = 11
+PROTOCOL = 12
 # Connecting takes this long only if a rank dies at that moment, or packets are lost.
 CONNECT_S = 20.0
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The number of replicas that the job may have."""
+    """The number of replicas that the job may have; `excluded` are sizes that --mesh does not fit."""
 
     least: int
     most: int
+    excluded: frozenset[int] = frozenset()
+
+    def largest(self, most: int) -> int | None:
+        """The largest size up to `most`; None if there is none."""
+        return max((n for n in range(self.least, most + 1) if n not in self.excluded), default=None)
 
 
 @dataclass(frozen=True, kw_only=True)

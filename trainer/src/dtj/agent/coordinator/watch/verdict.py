@@ -93,7 +93,9 @@ def describe(rank: int, probe: Probe) -> str:
     if not probe.place.frame:
         return f"rank {rank} has too many threads to tell where it is"
     busy = f" and {probe.does}" if probe.works else ""
-    return f"rank {rank} is in {probe.place.text}{busy}"
+    loads = ", where it waits for its data workers" if probe.loads else ""
+    stopped = f"; its process {probe.stopped} is stopped (by SIGSTOP or a debugger)" if probe.stopped else ""
+    return f"rank {rank} is in {probe.place.text}{loads}{busy}{stopped}"
 
 
 def describe_all(probes: Mapping[int, Probe], *, has_ended: bool = False, leaving: Sequence[int] = ()) -> str:
@@ -101,17 +103,25 @@ def describe_all(probes: Mapping[int, Probe], *, has_ended: bool = False, leavin
     known = sorted(probes.items(), key=lambda each: (each[0] not in leaving, each[0]))
     rank, probe = next(((r, p) for r, p in known if p.place.frame), (0, Probe()))
     places = {each.place.frame for each in probes.values()}
+    where = _two_places(known)
     if has_ended and _all_wait(probes):
-        return f"the ranks that are left wait for one that has ended (rank {rank} in {probe.place.text})"
+        return f"the ranks that are left wait for one that has ended ({where})"
     if leaving and _all_wait(probes):
         return (
             f"all ranks wait for each other since the pod of rank {min(leaving)} was asked to terminate, so "
-            "no rank is to blame; a handler of SIGTERM must not wait for other ranks "
-            f"(rank {rank} in {probe.place.text})"
+            f"no rank is to blame; a handler of SIGTERM must not wait for other ranks ({where})"
         )
     if len(places) == 1 or _all_wait(probes):
-        return f"all ranks wait for each other, so no rank is to blame (rank {rank} in {probe.place.text})"
+        return f"all ranks wait for each other, so no rank is to blame ({where})"
     return f"no rank stands out, so no rank is to blame; {describe(rank, probe)}"
+
+
+def _two_places(known: Sequence[tuple[int, Probe]]) -> str:
+    """Where a rank is, and one elsewhere: if ranks call other collectives, or one more, that tells it."""
+    first: dict[tuple[str, str], str] = {}
+    for rank, probe in known:
+        first.setdefault(probe.place[:2], f"rank {rank} in {probe.place.text}")
+    return "; ".join(list(first.values())[:2])
 
 
 def _is_shared(culprits: Sequence[int], probes: Mapping[int, Probe], *, has_ended: bool) -> bool:
