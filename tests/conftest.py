@@ -25,7 +25,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     asyncio.set_event_loop(None)
     if hasattr(config, "workerinput"):
-        atexit.register(os._exit, 0)
+        atexit.register(_end_now, os.getpid())
+
+
+def _end_now(worker: int) -> None:
+    if os.getpid() == worker:  # a process that a test forks has an exit code
+        os._exit(0)
 
 
 @pytest.hookimpl(wrapper=True)

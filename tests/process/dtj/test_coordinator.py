@@ -39,8 +39,12 @@ def hello(incarnation: str, **fields: object) -> Message:
     """From the agent of replica 0, or from one that claims to be it."""
     known = {"protocol": PROTOCOL, "uid": "", "attempt": 0, "replica": 0, "restarts": 0}
     known |= {"processes": 3, "isStopping": False, "state": {}, "keeper": None}
-    known["ranks"] = {rank: RankState(generation=1).to_json() for rank in range(3)}
+    known["ranks"] = ranks_of(1)
     return {"hello": known | {"incarnation": incarnation} | fields}
+
+
+def ranks_of(generation: int) -> dict[int, object]:
+    return {rank: RankState(generation=generation).to_json() for rank in range(3)}
 
 
 @pytest.fixture
@@ -55,7 +59,7 @@ def pod(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     coordinator = Coordinator(membership, watchdog, selector, restarts_hung=restarts_hung, log=logged.append)
     agent = Link(coordinator.link(), now=0.0)
     found = Pod(watchdog=watchdog, coordinator=coordinator, selector=selector, agent=agent, logged=logged)
-    found.send(hello("a"), *({"ready": [rank, 1]} for rank in range(3)))
+    found.send(hello("a", ranks=ranks_of(0)), *({"ready": [rank, 1]} for rank in range(3)))
     found.send(*({"hold": rank, "holds": True} for rank in range(3)))
     yield found
     agent.close()
