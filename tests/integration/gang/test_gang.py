@@ -151,8 +151,10 @@ async def test_scheduler_that_ignores_groups_is_named(plane_that_ignores_gangs: 
     """Nothing tells before it has placed a part of a gang."""
     async with operated(plane_that_ignores_gangs) as cluster:
         await cluster.submit(replicas=6)
-        waiting = await cluster.until(condition("PodsReady", "False", "GangsOff"))
-        assert "4 of at least 6 pods that PodGroup job-0 needs have a node" in waiting["status"]["message"]
+        # It places one pod after the other, and the status may be written in between.
+        placed = "4 of at least 6 pods that PodGroup job-0 needs have a node"
+        waiting = await cluster.until(lambda job: placed in job.get("status", {}).get("message", ""))
+        assert condition("PodsReady", "False", "GangsOff")(waiting)
         assert "feature gate GenericWorkload of kube-scheduler" in waiting["status"]["message"]
         await cluster.until_event("GangsOff")
 
