@@ -89,7 +89,8 @@ class JobTable(Collector):
 
     def clear(self) -> None:
         """This process no longer reconciles: kopf has failed, and it may become a follower."""
-        self._jobs.clear()
+        for key in tuple(self._jobs):
+            self.forget(key)
 
     def wrote(self, key: Key, s: Snapshot, verdict: Verdict | None, status: Json) -> None:
         """Count what a status that was just written adds."""

@@ -223,13 +223,13 @@ def test_loss_of_a_node_is_counted_once_for_all_jobs_on_it():
         assert counted() - before == number
 
 
+def counters(namespace: str) -> set[str]:
+    found = (each for family in REGISTRY.collect() for each in family.samples)
+    return {each.name for each in found if each.labels.get("namespace") == namespace}
+
+
 def test_counters_of_namespaces_without_jobs_do_not_stay_forever(monkeypatch: pytest.MonkeyPatch):
     """Where each branch has a namespace for a while, a process would keep series of thousands of them."""
-
-    def counters(namespace: str) -> set[str]:
-        found = (each for family in REGISTRY.collect() for each in family.samples)
-        return {each.name for each in found if each.labels.get("namespace") == namespace}
-
     monkeypatch.setattr("dtj_operator.job_metrics.LEFT_NAMESPACES", 2)
     table, s = JobTable(), GPUS.running().snapshot()
     keys = [Key(f"branch-{number}", name) for number in range(4) for name in ("one", "two")]
@@ -247,3 +247,19 @@ def test_counters_of_namespaces_without_jobs_do_not_stay_forever(monkeypatch: py
 
     left = [counters(f"branch-{number}") for number in range(4)]
     assert left == [every, set(), every, every]
+
+
+def test_jobs_of_a_process_that_starts_again_are_counted_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dtj_operator.job_metrics.LEFT_NAMESPACES", 0)
+    table, s, key = JobTable(), GPUS.running().snapshot(), Key("again", "one")
+    s = replace(s, job=msgspec.structs.replace(s.job, namespace=key.namespace))
+    verdict = Restart(FAULT, counts=True)
+    status = new_status(s, verdict)
+    table.saw(key, s, status)
+    table.clear()
+    table.saw(key, s, status)
+    table.wrote(key, s, verdict, status)
+    assert counters("again")
+
+    table.forget(key)
+    assert not counters("again")
