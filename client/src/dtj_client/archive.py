@@ -22,37 +22,11 @@ IGNORE_FILES = (".gitignore", ".dtjignore")
 NEVER = (".git", ".mypy_cache/", ".ruff_cache/", ".venv/", "venv/", "node_modules/", "__pycache__/", "*.pyc")
 # Everybody who may read ConfigMaps in the namespace could read these.
 SECRETS = (
-    *(
-        ".env",
-        ".env.*",
-        "*.env",
-        ".envrc",
-        "*.pem",
-        "*.key",
-        "*.p12",
-        "*.pfx",
-        "id_rsa*",
-        "id_dsa*",
-        "id_ecdsa*",
-    ),
-    *("id_ed25519*", ".ssh/", ".netrc", ".npmrc", ".pypirc", ".git-credentials", ".docker/", ".vault-token"),
-    *(
-        "*kubeconfig*",
-        ".kube/",
-        ".aws/",
-        ".azure/",
-        ".boto",
-        ".s3cfg",
-        ".config/gcloud/",
-        "*credentials*.json",
-    ),
-    *(
-        "*service-account*.json",
-        "*service_account*.json",
-        "client_secret*.json",
-        "rclone.conf",
-        "kaggle.json",
-    ),
+    *(".env", ".env.*", "*.env", ".envrc", "*.pem", "*.key", "*.p12", "*.pfx", ".ssh/"),
+    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".netrc", ".npmrc", ".pypirc", ".git-credentials"),
+    *(".docker/", ".vault-token", "*kubeconfig*", ".kube/", ".aws/", ".azure/", ".boto", ".s3cfg"),
+    *(".config/gcloud/", "*credentials*.json", "*service-account*.json", "*service_account*.json"),
+    *("client_secret*.json", "rclone.conf", "kaggle.json"),
     *(".huggingface/", ".cache/huggingface/token", ".streamlit/secrets.toml"),
 )
 

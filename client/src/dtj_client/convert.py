@@ -16,7 +16,7 @@ from dtj_client.as_yaml import as_yaml
 from dtj_client.errors import ClientError, not_yaml
 from dtj_client.from_yaml import objects
 from dtj_client.kubectl import Json
-from dtj_client.manifest import BY_THE_OPERATOR
+from dtj_client.manifest import BY_THE_OPERATOR, QUEUE_LABEL
 from dtj_client.template import fields, merge
 
 # With an owner or a finalizer of the old job the new one would be deleted with it, or never.
@@ -27,7 +27,6 @@ _OF_THE_OLD = (
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _RUNTIMES = ("ClusterTrainingRuntime", "TrainingRuntime")
 _OF_THE_POD = frozenset(accelerate.PLACE.values())  # variables that Kubernetes replaces
-_QUEUE = "kueue.x-k8s.io/queue-name"  # label
 _TRAINING = "node"  # of a runtime's jobs and containers, the ones that train
 
 
@@ -110,7 +109,7 @@ def _object(old: Json, runtimes: Json) -> Converted:
             f"runtime {runtime} is not in the file: convert both together "
             f"(kubectl get clustertrainingruntime {runtime} -o yaml prints it), or copy what it adds to pods"
         )
-    if _QUEUE in (metadata.get("labels") or {}) and spec.pop("suspend", None):
+    if QUEUE_LABEL in (metadata.get("labels") or {}) and spec.pop("suspend", None):
         notes.append("left out: suspend: true: Kueue keeps the job waiting until it admits it")
     new = _finished(metadata.pop("name", None) or "converted", spec, notes, metadata)
     if kind == "PyTorchJob":

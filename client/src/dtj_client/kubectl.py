@@ -36,9 +36,8 @@ _COPIED = 200 << 10  # bytes of an object that kubectl apply can copy into an an
 
 _NOT_FOUND = re.compile(re.escape(KIND) + r' "(?P<name>[^"]*)" not found')
 _LOG_LINE = re.compile(r"[EIW]\d{4} ")  # of the libraries in kubectl
-_PREFIX = re.compile(
-    r"\A[Ee]rror(?: from server \(BadRequest\))?: "
-)  # that of the kubectl of the Google Cloud CLI is upper case
+# That of the kubectl of the Google Cloud CLI is upper case.
+_PREFIX = re.compile(r"\A[Ee]rror(?: from server \(BadRequest\))?: ")
 # The API server lists errors in lines; one says that rules were not checked because of the others.
 _NOT_CHECKED = re.compile(r"\n\* <nil>: Invalid value: null: some validation rules were not checked[^\n]*")
 _ONLY_ONE = re.compile(r"(?<= is invalid): \n\* (?=[^\n]*$)")

@@ -103,9 +103,8 @@ def snapshot(
 
 def _is_about_all(error: ClientError) -> bool:
     """Whether each pod would have this error."""
-    return isinstance(error, ForbiddenError | UnreachableError) or error.message.startswith(
-        "invalid argument"
-    )
+    is_refusal = isinstance(error, ForbiddenError | UnreachableError)
+    return is_refusal or error.message.startswith("invalid argument")
 
 
 def _no_log(replica: int, error: ClientError) -> list[Line]:

@@ -18,6 +18,7 @@ from dtj_client.template import merge
 CPU_IMAGE = "ghcr.io/dtj-dev/trainer:0.1.0-cpu"
 GPU_IMAGE = "ghcr.io/dtj-dev/trainer:0.1.0"
 GPU = "nvidia.com/gpu"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 # Accelerators for each of which the operator starts a rank; and all resources whose names end in /gpu.
 ACCELERATORS = ("google.com/tpu", "habana.ai/gaudi", "gpu.intel.com/xe", "gpu.intel.com/i915")
 BY_THE_OPERATOR = re.compile(  # names of variables that it sets; the CRD refuses them
@@ -287,7 +288,7 @@ def asked(request: Request, *, with_code: bool, template: Json | None = None) ->
     spec["template"] = {"spec": pod}
     if request.claim:
         spec["checkpoint"] = {"volume": {"persistentVolumeClaim": {"claimName": request.claim}}}
-    labels = {"kueue.x-k8s.io/queue-name": request.queue} if request.queue else {}
+    labels = {QUEUE_LABEL: request.queue} if request.queue else {}
     return {
         "apiVersion": "dtj.dev/v1alpha1",
         "kind": "DistributedTrainingJob",

@@ -149,10 +149,8 @@ class Poller:
 
     def silent(self, key: Key, uid: str, attempt: int) -> bool:
         """Whether the polled agent answered in this attempt and has now stopped answering."""
-        known = self._followed.get(key)
-        if known is None or (known.uid, known.attempt) != (uid, attempt):
-            return False
-        return known.is_newly_silent(_now()) and known.unanswered >= SILENT_AFTER
+        silence = self.silence(key, uid, attempt)
+        return silence is not None and self._wall() - silence.since < SILENCE_COUNTS_S
 
     def silence(self, key: Key, uid: str, attempt: int) -> Silence | None:
         """Since when the polled agent has been silent, if it answered in this attempt; wall-clock times."""

@@ -73,11 +73,16 @@ class SilentReplica(Reported, frozen=True, kw_only=True):
     seconds: _Seconds
 
 
-class _Answer(Reported, frozen=True, kw_only=True):
+class _Sender(Reported, frozen=True, kw_only=True):
+    """Which agent says it."""
+
     job: _Name | None = None
     job_uid: _Name | None = None
     replica: int | None = None
     attempt: int
+
+
+class _Answer(_Sender, frozen=True, kw_only=True):
     world_size: _Whole | None = None  # ranks of the present generation
     step: _Whole | None = None
     total_steps: _Whole | None = None
@@ -106,13 +111,9 @@ class _Answer(Reported, frozen=True, kw_only=True):
         return self.missing or ()
 
 
-class _OtherAnswer(Reported, frozen=True, kw_only=True):
+class _OtherAnswer(_Sender, frozen=True, kw_only=True):
     """What an agent other than replica 0's says about replica 0's."""
 
-    job: _Name | None = None
-    job_uid: _Name | None = None
-    replica: int | None = None
-    attempt: int
     at: _Word
     unheard_s: _Seconds = msgspec.field(name="unheardSeconds")
 

@@ -18,14 +18,7 @@ _HINTS = {
 }
 _WITH_VALUE = (
     *_HINTS,
-    "--name",
-    "--cpu",
-    "--memory",
-    "--image",
-    "--user",
-    "--template",
-    "--queue",
-    "--code-claim",
+    *("--name", "--cpu", "--memory", "--image", "--user", "--template", "--queue", "--code-claim"),
 )
 _FLAGS = ("--no-code", "--follow")
 
