@@ -5,6 +5,7 @@ $STEPS     number of steps
 $FREEZE    words, separated by blanks; parameters with one of them in their name are not trained
 $PACE      seconds to sleep after each step, since an agent sees only some steps of a fast program
 $READ      "1": read each loss at once, which waits for the GPU
+$WATCH     step, from 0, before which torch begins to warn of each line that waits for the GPU, until the last
 $FAULT     KIND:RANK:STEP, what the rank does to itself in its first life, after this step, from 0:
            kill    SIGKILL
            sleep   it waits, and does not come back
@@ -33,6 +34,7 @@ STEPS = int(os.environ["STEPS"])
 PACE = float(os.environ.get("PACE", "0"))
 FREEZE = os.environ.get("FREEZE", "").split()
 READS = os.environ.get("READ") == "1"
+WATCH = int(os.environ.get("WATCH", "-1"))
 FAULT, FAULT_RANK, FAULT_STEP = os.environ.get("FAULT", "none:0:-1").split(":")
 GLOBAL_BATCH = 16
 
@@ -53,10 +55,13 @@ def main() -> None:
 
     losses: dict[int, float | torch.Tensor] = {}
     for batch in run.steps(STEPS):
+        if on_gpu:
+            warn_of_waits(WATCH <= run.step < STEPS - 1 and WATCH >= 0)
         loss = run.backward(lambda mb: cross_entropy(model(mb.x).flatten(0, 1), mb.y.flatten()), batch)
         run.clip(1.0)
         optimizer.step()
         optimizer.zero_grad()
+        run.log(loss=loss)
         mean = run.reduce(loss)
         losses[run.step] = float(mean) if READS else mean
         time.sleep(PACE)
@@ -84,6 +89,10 @@ def main() -> None:
     }
     if run.rank == 0:
         Path(os.environ["OUT"]).write_text(json.dumps(found))
+
+
+def warn_of_waits(warn: bool) -> None:
+    torch.cuda.set_sync_debug_mode("warn" if warn else "default")
 
 
 def is_first_life() -> bool:

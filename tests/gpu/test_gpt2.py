@@ -1,5 +1,6 @@
 """GPT-2 124M on a GPU: number formats, compilation, evaluation, resume, and a rank that dies."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,23 @@ def test_fp16_learns_what_float32_learns(train: Train, float32: Trained) -> None
 
 def test_optimizer_updates_all_weights_in_one_kernel(train: Train) -> None:
     assert train("--precision", "bf16", "--micro-batch", 4, STEPS=2).found["fused"] == ON_GPU
+
+
+@pytest.mark.parametrize(
+    ("how", "also"),
+    [
+        ("--precision bf16", set()),
+        ("--precision fp16", {"precision"}),  # as torch's GradScaler: whether to skip the step
+        ("--memory-every 3", {"finite", "tree"}),  # to copy the state, after the weights were checked
+        ("--compile", set()),
+    ],
+)
+def test_steps_do_not_wait_for_the_gpu(train: Train, how: str, also: set[str]) -> None:
+    """Else the GPU has nothing to do while Python prepares the next kernels. A log line may wait."""
+    trained = train(*how.split(), "--micro-batch", 4, STEPS=16, WATCH=4)
+    waits = re.findall(r"(\w+)\.py:\d+: UserWarning: called a synchronizing", trained.err)
+    assert set(waits) <= {"logger", *also}
+    assert bool(waits) == ON_GPU
 
 
 def test_evaluation_needs_no_more_memory_than_training(train: Train) -> None:

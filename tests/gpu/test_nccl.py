@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.training import ON_GPU, Train, Trained
+from tests.gpu.training import ON_GPU, Train, Trained, run_pods
 
+PLAIN = Path(__file__).with_name("plain.py")
 STRATEGIES = (
     "--parallel ddp",
     "--parallel ddp --compile",
@@ -93,6 +94,23 @@ def test_rank_that_hangs_is_named(train: Train, tiny: Trained, kind: str, reads:
     assert "rank 1 failed: no step for" in trained.errs[1]
     assert "rank 0 failed" not in trained.err
     assert_as_without_failure(trained, tiny)
+
+
+@pytest.mark.long(100)
+def test_rank_that_nccl_aborts_is_not_the_culprit() -> None:
+    """A collective of the script has timed out: NCCL's watchdog ends the rank that waited, by SIGABRT.
+
+    Before that it waits a minute for other ranks to write what they know.
+    """
+    limits = {"LIMIT": "15", "DTJ_HANG_SECONDS": "1000", "DTJ_HANG_WORKING_SECONDS": "1000"}
+    ended = run_pods([str(PLAIN)], pods=2, env={"DTJ_MAX_RESTARTS": "1", **limits})
+    err = "\n".join(pod.stderr for pod in ended)
+    print(err)
+    assert [pod.returncode for pod in ended] == [0, 0], err
+    assert all("finished" in pod.stdout for pod in ended)
+    assert ("Watchdog caught collective operation timeout" if ON_GPU else "lost a peer") in err
+    assert "generation 2: restarted all ranks" in err
+    assert "was killed by" not in err
 
 
 def need_gpu(kind: str) -> None:

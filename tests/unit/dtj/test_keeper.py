@@ -76,7 +76,7 @@ def keeper() -> Iterator[Keeper]:
 
 def write(target: Slot, step: int, *, generation: int = 1) -> None:
     label = Label(job=b"j" * 16, rank=RANK, generation=generation, layout=b"l" * 16, step=step)
-    target.write(label, len(PAYLOAD), lambda view: view.__setitem__(slice(None), PAYLOAD))
+    target.seal(label, target.fill(len(PAYLOAD), lambda view: view.__setitem__(slice(None), PAYLOAD)))
 
 
 def held(one: Slot) -> tuple[int, bytes]:

@@ -1,6 +1,7 @@
 """When state is copied to memory, and what is loaded from there after a loss. One rank, no processes."""
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from dtj.checkpoint.checkpointer import Checkpointer
-from dtj.copies import buddy, slot, space
+from dtj.copies import buddy, memory_copies, slot, space
 from dtj.copies.buddy import Address
 from dtj.copies.memory_copies import MemoryCopies, choose
 from dtj.copies.slot import Age, Label, Slot
@@ -155,7 +156,7 @@ def test_copy_of_another_job_rank_or_layout_is_ignored(slots: list[Slot], other:
     assert payload
     changed = Label(**(vars(found) | other))
     kept = bytes(payload)
-    slots[0].write(changed, len(kept), lambda view: view.__setitem__(slice(None), kept))
+    slots[0].seal(changed, slots[0].fill(len(kept), lambda view: view.__setitem__(slice(None), kept)))
     assert Rank(slots, generation=2).copies.restore(None) is None
 
 
@@ -184,12 +185,41 @@ def test_copies_stop_the_ranks_for_a_small_part_of_the_time(
     assert not rank.copies.wants_copy()
     rank.now = 0.5
     assert rank.copies.wants_copy()
-    monkeypatch.setattr(Slot, "write", lambda *_: setattr(rank, "now", rank.now + 0.6))
+    monkeypatch.setattr(Slot, "seal", lambda *_: setattr(rank, "now", rank.now + 0.6))
     rank.copy(1)
     rank.now += interval_s - 0.1
     assert not rank.copies.wants_copy()
     rank.now += 0.2
     assert rank.copies.wants_copy()
+
+
+def test_training_does_not_wait_for_the_checksum_of_a_large_copy(
+    slots: list[Slot], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_copies, "_SEALED_AT_ONCE", 0)
+    may_seal, seal = threading.Event(), Slot.seal
+
+    def seal_later(self: Slot, label: Label, payload: memoryview) -> None:
+        may_seal.wait(20)
+        seal(self, label, payload)
+
+    monkeypatch.setattr(Slot, "seal", seal_later)
+    before = Rank(slots)
+    before.copy(1)
+    before.now = 99.0
+    assert [each.label() for each in slots] == [None, None]
+    assert not before.copies.wants_copy()
+    may_seal.set()
+    before.train()
+    before.copy(2)
+    before.copy(3)
+    for thread in threading.enumerate():
+        if thread.name == "checksum":
+            thread.join()
+    assert [label.step for each in slots if (label := each.label())] == [3, 2]
+    after = Rank(slots, generation=2)
+    assert after.copies.restore(None) == 3
+    assert_same(after.state(), before.state())
 
 
 def test_next_copy_waits_for_the_buddy_but_not_for_a_slow_one(slots: list[Slot]) -> None:

@@ -28,7 +28,7 @@ def write(target: Slot, what: Label, payload: bytes = PAYLOAD, *, dies_after: in
                 raise KeyboardInterrupt
             view[place] = byte
 
-    target.write(what, len(payload), fill)
+    target.seal(what, target.fill(len(payload), fill))
 
 
 def held(one: Slot) -> tuple[Label | None, bytes | None]:

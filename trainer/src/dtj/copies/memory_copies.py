@@ -9,6 +9,7 @@ The copies are an addition: if anything about one is in doubt, the newest checkp
 
 import pickle
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,6 +36,8 @@ _BUDDY_WAIT_S = 30.0
 _USABLE = 0.5
 _GIB = 1 << 30
 _NONE = slot.age(None)
+# A checksum takes 0.3 to 1 s for each GB: that of a larger copy is computed while training continues.
+_SEALED_AT_ONCE = 16 << 20  # bytes
 # What loading a state raises that does not fit the program.
 _MISFITS = (RuntimeError, ValueError, KeyError)
 
@@ -60,10 +63,12 @@ class MemoryCopies:
         self._has_space = False
         self._interval_s = _LEAST_INTERVAL_S
         self._copied_at = self.checkpointer.clock()
+        self._sealing: threading.Thread | None = None
 
     def wants_copy(self) -> bool:
         """A copy is due by this rank's clock; it is made once all ranks want one."""
-        if self._is_off or self._every is not None or self.is_needless():
+        is_sealing = self._sealing is not None and self._sealing.is_alive()
+        if self._is_off or self._every is not None or is_sealing or self.is_needless():
             return False
         age_s = self.checkpointer.clock() - self._copied_at
         waits = self.buddy is not None and age_s < _BUDDY_WAIT_S and not self._is_sent()
@@ -84,11 +89,23 @@ class MemoryCopies:
         packed = self._pack()
         if not self._fits(packed.length if packed else 0, group) or packed is None:
             return
+        if self._sealing is not None:
+            self._sealing.join()
+        oldest = slot.by_age(self.slots)[0]
         try:
-            oldest = slot.by_age(self.slots)[0]
-            oldest.write(self._label_of(step), packed.length, packed.fill)
+            payload = oldest.fill(packed.length, packed.fill)
         except (OSError, ValueError, RuntimeError) as error:
             self._turn_off(str(error))
+            return
+        if packed.length <= _SEALED_AT_ONCE:
+            self._seal(oldest, self._label_of(step), payload, began)
+        else:  # no daemon: a process that ends waits for it
+            what = (oldest, self._label_of(step), payload, began)
+            self._sealing = threading.Thread(target=self._seal, args=what, name="checksum")
+            self._sealing.start()
+
+    def _seal(self, filled: Slot, label: Label, payload: memoryview, began: float) -> None:
+        filled.seal(label, payload)
         self._copied_at = self.checkpointer.clock()
         share = _MOST_WITH_BUDDY if self.buddy else _MOST_OF_TIME
         self._interval_s = max(_LEAST_INTERVAL_S, (self._copied_at - began) / share)
