@@ -33,7 +33,7 @@ from dtj_operator.kube.caches import Caches
 from dtj_operator.kube.children import NETWORK_POLICY, SERVICE, ChildCache
 from dtj_operator.kube.discovery import missing_right, serves_jobs
 from dtj_operator.kube.jobs import Jobs
-from dtj_operator.kube.lease import Lease
+from dtj_operator.kube.lease import Lease, acquire_all
 from dtj_operator.kube.nodes import NodeCache
 from dtj_operator.kube.optional import Feature
 from dtj_operator.kube.pod_groups import Gangs, pod_groups_of
@@ -252,8 +252,7 @@ class App:
         await self._gangs.settled.wait()
         await self._kueue.settled.wait()
         if self._settings.leader_election:
-            for lease in self._leases:
-                await lease.acquire()
+            async for lease in acquire_all(self._leases):
                 self._start_task("lease", lease.keep())
             metrics.LEADER.set(1)
         for number in range(self._settings.workers):

@@ -8,7 +8,7 @@ process exits at once. On a clean exit the leader releases the Lease, so the nex
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from dtj_operator import metrics
 from dtj_operator.kube import paths
@@ -49,8 +49,12 @@ class Lease:
         """Whether this process may act now; False after it was frozen. Checked before every reconcile."""
         return asyncio.get_running_loop().time() - self._renewed_at < RENEW_DEADLINE_S
 
-    async def acquire(self) -> None:
-        """Wait until the lease is ours."""
+    async def acquire(self, next_ones: Sequence["Lease"] = ()) -> None:
+        """Wait until the lease is ours.
+
+        next_ones   are needed after it, and read while it waits: else each, when it is its turn, would be
+                    seen unchanged for another 15 s before it counts as that of a dead leader
+        """
         fields = {"lease": f"{self._namespace}/{self._name}"}
         _log.info("waiting for the lease", extra={**fields, "identity": self.identity})
         seen = ""
@@ -58,7 +62,7 @@ class Lease:
             if self._holder != seen:
                 seen = self._holder
                 _log.info("another operator leads", extra={**fields, "holder": seen})
-            await asyncio.sleep(PERIOD_S)
+            await asyncio.gather(asyncio.sleep(PERIOD_S), *(lease._look() for lease in next_ones))
         _log.info("became leader", extra={**fields, "identity": self.identity})
 
     async def keep(self) -> None:
@@ -94,6 +98,11 @@ class Lease:
     def _holder(self) -> str:
         return str(self._spec.get("holderIdentity") or "")
 
+    async def _look(self) -> None:
+        with contextlib.suppress(ApiError, TimeoutError):  # a try for it says what is wrong
+            async with asyncio.timeout(TRY_TIMEOUT_S):
+                await self._read()
+
     async def _try(self) -> bool:
         """Acquire or renew the lease; return whether this process holds it now."""
         began = asyncio.get_running_loop().time()
@@ -123,7 +132,7 @@ class Lease:
                 await self._put()
                 return
         try:
-            self._remember(decode(await self._api.get(self._path, timeout_s=TRY_TIMEOUT_S)))
+            await self._read()
         except NotFound:
             meta = {"name": self._name, "namespace": self._namespace}
             body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta}
@@ -133,6 +142,9 @@ class Lease:
         expired = unchanged_s >= float(self._spec.get("leaseDurationSeconds") or 0)
         if expired or self._holder in ("", self.identity):
             await self._put()
+
+    async def _read(self) -> None:
+        self._remember(decode(await self._api.get(self._path, timeout_s=TRY_TIMEOUT_S)))
 
     async def _put(self) -> None:
         """Claim the last known Lease; raises Conflict if it has changed since."""
@@ -160,3 +172,10 @@ class Lease:
 
     def _now(self) -> str:
         return times.with_fraction(self._wall())
+
+
+async def acquire_all(leases: Sequence[Lease]) -> AsyncIterator[Lease]:
+    """Acquire them in this order; yield each once it is ours, to be kept while the next one is awaited."""
+    for number, lease in enumerate(leases):
+        await lease.acquire(leases[number + 1 :])
+        yield lease
