@@ -167,6 +167,8 @@ class App:
         metrics.MEMORY_LIMIT.set(metrics.memory_limit())
         metrics.QUEUE_DEPTH.set_function(lambda: len(self.queue))
         metrics.CACHED_PODS.set_function(lambda: len(self._pods))
+        for lease in self._leases:
+            metrics.LEADER.labels(lease.full_name).set_function(lambda: float(self._may_act()))
         for reflector in self._reflectors:
             self._start_task(f"watch of {reflector.what}", reflector.run())
         self._start_task("gangs", self._follow(self._gangs, pod_groups_of, self._pod_groups))
@@ -182,6 +184,7 @@ class App:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         JOBS.clear()
+        metrics.LEADER.clear()  # the next start may need other Leases
         self.queue.close()
         await self._poller.close()
         if self._settings.leader_election:
@@ -254,7 +257,6 @@ class App:
         if self._settings.leader_election:
             async for lease in acquire_all(self._leases):
                 self._start_task("lease", lease.keep())
-            metrics.LEADER.set(1)
         for number in range(self._settings.workers):
             self._start_task(f"worker {number}", work(self.queue, self._reconciler))
         ended = self._with_ended_pods()

@@ -18,7 +18,9 @@ BUILD = Info("dtj_build", "Always 1; the version of the operator and of Python."
 MEMORY_LIMIT = Gauge(
     "dtj_memory_limit_bytes", "Memory that the operator may use: the limit of its container, else the node's."
 )
-LEADER = Gauge("dtj_leader", "1 while this process holds the Lease.")
+LEADER = Gauge(
+    "dtj_leader", "1 while this process leads, else 0; for each Lease that it needs for that.", ["lease"]
+)
 
 RECONCILES = Counter("dtj_reconciles_total", "Reconciles of jobs: `done`, `later` or `error`.", ["result"])
 RECONCILE = Histogram("dtj_reconcile_seconds", "Seconds for one reconcile of a job.")

@@ -10,7 +10,6 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from dtj_operator import metrics
 from dtj_operator.kube import paths
 from dtj_operator.kube.api import Api, decode
 from dtj_operator.kube.errors import ApiError, Conflict, NotFound, Unavailable
@@ -38,7 +37,7 @@ class Lease:
     def __init__(self, api: Api, namespace: str, name: str, identity: str, wall: Callable[[], float]) -> None:
         self._api, self._wall = api, wall
         self._namespace, self._name, self._folder = namespace, name, paths.leases(namespace)
-        self._path = f"{self._folder}/{name}"
+        self._path, self.full_name = f"{self._folder}/{name}", f"{namespace}/{name}"
         self.identity, self.refused = identity, ""
         self._object: Json = {}  # as last read or written
         self._changed_at = 0.0  # by our own clock: other machines' clocks are not trusted
@@ -55,7 +54,7 @@ class Lease:
         next_ones   are needed after it, and read while it waits: else each, when it is its turn, would be
                     seen unchanged for another 15 s before it counts as that of a dead leader
         """
-        fields = {"lease": f"{self._namespace}/{self._name}"}
+        fields = {"lease": self.full_name}
         _log.info("waiting for the lease", extra={**fields, "identity": self.identity})
         seen = ""
         while not await self._try():
@@ -69,16 +68,13 @@ class Lease:
         """Renew forever; raise Lost as soon as another operator may hold the lease."""
         clock = asyncio.get_running_loop().time
         began = clock()
-        try:
-            while True:
-                await asyncio.sleep(max(0.0, began + PERIOD_S - clock()))
-                began = clock()
-                if not await self._try() and not self.held:
-                    raise Lost(f"lease {self._name} was not renewed for {RENEW_DEADLINE_S:.0f} s")
-                if self._holder not in ("", self.identity):
-                    raise Lost(f"lease {self._name} is held by {self._holder}")
-        finally:
-            metrics.LEADER.set(0)
+        while True:
+            await asyncio.sleep(max(0.0, began + PERIOD_S - clock()))
+            began = clock()
+            if not await self._try() and not self.held:
+                raise Lost(f"lease {self._name} was not renewed for {RENEW_DEADLINE_S:.0f} s")
+            if self._holder not in ("", self.identity):
+                raise Lost(f"lease {self._name} is held by {self._holder}")
 
     async def release(self) -> None:
         """Release the lease if this process holds it. After a failure the next leader waits 15 s longer."""
