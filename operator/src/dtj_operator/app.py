@@ -13,6 +13,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -167,6 +168,8 @@ class App:
         metrics.MEMORY_LIMIT.set(metrics.memory_limit())
         metrics.QUEUE_DEPTH.set_function(lambda: len(self.queue))
         metrics.CACHED_PODS.set_function(lambda: len(self._pods))
+        metrics.AGENTS.labels("answer").set_function(partial(self._poller.number, silent=False))
+        metrics.AGENTS.labels("nothing").set_function(partial(self._poller.number, silent=True))
         for lease in self._leases:
             metrics.LEADER.labels(lease.full_name).set_function(lambda: float(self._may_act()))
         for reflector in self._reflectors:

@@ -40,6 +40,11 @@ CACHED_PODS = Gauge("dtj_cached_pods", "Pods of jobs in the cache.")
 RELISTS = Counter(
     "dtj_relists_total", "How many times a cache (`pods`, `nodes`, ...) was refilled from a list.", ["what"]
 )
+AGENTS = Gauge(
+    "dtj_agents",
+    "Agents that are polled, one of each running job, by the last poll: `answer` or `nothing`.",
+    ["result"],
+)
 POLLS = Counter("dtj_agent_polls_total", "Polls of agents for progress: `answer` or `nothing`.", ["result"])
 STATUS_WRITE_FAILURES = Counter(
     "dtj_status_write_failures_total",

@@ -107,15 +107,14 @@ ROWS: list[tuple[str, Series, Series]] = [
         {'dtj_events_dropped_total{reason="queue_full"}': "0+1x60"},
     ),
     (
+        "DtjAgentsSilent",  # however seldom a silent agent is polled
+        {'dtj_agents{result="nothing"}': "20x60", 'dtj_agents{result="answer"}': "10x60"},
+        {'dtj_agents{result="nothing"}': "10x60", 'dtj_agents{result="answer"}': "20x60"},
+    ),
+    (
         "DtjAgentsSilent",
-        {
-            'dtj_agent_polls_total{result="nothing"}': "0+60x60",
-            'dtj_agent_polls_total{result="answer"}': "0+30x60",
-        },
-        {
-            'dtj_agent_polls_total{result="nothing"}': "0+30x60",
-            'dtj_agent_polls_total{result="answer"}': "0+60x60",
-        },
+        {'dtj_agents{result="nothing"}': "2x60", 'dtj_agents{result="answer"}': "0x60"},
+        {'dtj_agents{result="nothing"}': "1x60", 'dtj_agents{result="answer"}': "0x60"},
     ),
     (
         "DtjJobsBlocked",
