@@ -95,6 +95,15 @@ ACCELERATOR_SECONDS = Counter(
 )
 _OF_NAMESPACES = (FINISHED, RESTARTS, FAULTS, ACCELERATOR_SECONDS)
 
+# A series must begin with 0: Prometheus' increase() does not see the first value that a series has.
+for _counter, _values in (
+    (RECONCILES, ("done", "later", "error")),
+    (POLLS, ("answer", "nothing")),
+    (EVENTS_DROPPED, ("queue_full", "refused")),
+):
+    for _value in _values:
+        _counter.labels(_value)
+
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
