@@ -36,7 +36,7 @@ def _range(text: object) -> Any:
     if not isinstance(text, str) or not text.rpartition("/")[2].isdecimal() or "/" not in text:
         return None
     try:
-        return ip_network(text, strict=False)
+        return ip_network(text)  # without bits beyond the prefix, which Kubernetes 1.36 and newer refuse
     except ValueError:
         return None
 
