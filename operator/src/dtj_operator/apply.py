@@ -200,7 +200,7 @@ class Applier:
         return True
 
     def _has_child(self, key: Key, uid: str, kind: str) -> bool:
-        """Whether the job has its Service or NetworkPolicy, in whatever state."""
+        """Whether the job has its own child of this kind, edited or not, which stays as it is."""
         caches = {cache.kind.kind: cache for cache in self._caches.children}
         found = caches[kind].get(key) if kind in caches else None
         return found is not None and found.owner_uid == uid and not found.deleting

@@ -7,14 +7,14 @@ found before. Names and values of labels are left to the API server.
 from ipaddress import ip_network
 from typing import Any
 
-SELECTORS = ("podSelector", "namespaceSelector")
+_SELECTORS = ("podSelector", "namespaceSelector")
 
 
 def problem(peer: object) -> str:
     """Return what is wrong with it, or an empty text."""
     if not isinstance(peer, dict) or not peer:
         return "must be an object with podSelector, namespaceSelector or ipBlock"
-    if unknown := peer.keys() - {"ipBlock", *SELECTORS}:
+    if unknown := peer.keys() - {"ipBlock", *_SELECTORS}:
         return f"has an unknown field {min(unknown)}"
     if "ipBlock" in peer:
         return "has a selector beside ipBlock" if len(peer) > 1 else _of_block(peer["ipBlock"])
