@@ -13,6 +13,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -33,7 +34,7 @@ from dtj_operator.kube.caches import Caches
 from dtj_operator.kube.children import NETWORK_POLICY, SERVICE, ChildCache
 from dtj_operator.kube.discovery import missing_right, serves_jobs
 from dtj_operator.kube.jobs import Jobs
-from dtj_operator.kube.lease import Lease
+from dtj_operator.kube.lease import Lease, acquire_all
 from dtj_operator.kube.nodes import NodeCache
 from dtj_operator.kube.optional import Feature
 from dtj_operator.kube.pod_groups import Gangs, pod_groups_of
@@ -167,6 +168,10 @@ class App:
         metrics.MEMORY_LIMIT.set(metrics.memory_limit())
         metrics.QUEUE_DEPTH.set_function(lambda: len(self.queue))
         metrics.CACHED_PODS.set_function(lambda: len(self._pods))
+        metrics.AGENTS.labels("answer").set_function(partial(self._poller.number, silent=False))
+        metrics.AGENTS.labels("nothing").set_function(partial(self._poller.number, silent=True))
+        for lease in self._leases:
+            metrics.LEADER.labels(lease.full_name).set_function(lambda: float(self._may_act()))
         for reflector in self._reflectors:
             self._start_task(f"watch of {reflector.what}", reflector.run())
         self._start_task("gangs", self._follow(self._gangs, pod_groups_of, self._pod_groups))
@@ -182,6 +187,7 @@ class App:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         JOBS.clear()
+        metrics.LEADER.clear()  # the next start may need other Leases
         self.queue.close()
         await self._poller.close()
         if self._settings.leader_election:
@@ -252,10 +258,8 @@ class App:
         await self._gangs.settled.wait()
         await self._kueue.settled.wait()
         if self._settings.leader_election:
-            for lease in self._leases:
-                await lease.acquire()
+            async for lease in acquire_all(self._leases):
                 self._start_task("lease", lease.keep())
-            metrics.LEADER.set(1)
         for number in range(self._settings.workers):
             self._start_task(f"worker {number}", work(self.queue, self._reconciler))
         ended = self._with_ended_pods()

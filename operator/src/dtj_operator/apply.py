@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from dtj_operator.engine.shares import Shares
@@ -69,6 +69,13 @@ class Applied:
     unfinished: bool = False
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """Why the API server refuses a change of a Service or NetworkPolicy that stays as it is."""
+
+    refusal: Refusal
+
+
 class Applier:
     def __init__(self, api: Api, caches: Caches, clock: Callable[[], float] = time.monotonic) -> None:
         self._api, self._caches, self._pods, self._clock = api, caches, caches.pods, clock
@@ -84,7 +91,8 @@ class Applier:
         """Carry out all actions; stop creating pods at the first refusal.
 
         Every write waits for the API server's disk, so everything else is done at once. Pods are created
-        last, so that none runs without its NetworkPolicy. No call is begun after APPLY_S seconds.
+        last, so that none runs without its NetworkPolicy. If only a change of it is refused, pods are created
+        beside the old one: else no lost pod would be replaced. No call is begun after APPLY_S seconds.
 
         uid   of the job, if it exists: the objects that it controls are ours
         """
@@ -98,7 +106,9 @@ class Applier:
             refusals = [result for result in results if isinstance(result, Refusal)]
             if refusals or False in results:
                 return Applied(refusals=tuple(refusals[:1]), blocked=not refusals)
-            return await self._create_pods(creates, uid, until)
+            made = await self._create_pods(creates, uid, until)
+            kept = (result.refusal for result in results if isinstance(result, _Kept))
+            return replace(made, refusals=(*made.refusals, *kept)[:1])
         except Refused as error:
             return Applied(refusals=(refusal_of(error),))
 
@@ -140,13 +150,18 @@ class Applier:
         unfinished = not refusals and next(left, None) is not None
         return Applied(refusals=tuple(refusals[:1]), blocked=blocked, unfinished=unfinished)
 
-    async def _act(self, key: Key, uid: str, action: Action, until: float) -> Refusal | bool | None:
+    async def _act(self, key: Key, uid: str, action: Action, until: float) -> Refusal | _Kept | bool | None:
         """Return False if an old object has to be deleted first, None if it is too late for the call."""
         match action:
             case DeletePod():
                 return await self._delete_pod(action, until)
             case Create(body):
-                return await self._create_child(body, uid)
+                try:
+                    return await self._create_child(body, uid)
+                except Refused as error:
+                    if not self._has_child(key, uid, body["kind"]):
+                        raise
+                    return _Kept(refusal_of(error))
             case Delete(view):
                 await self._delete("PodGroup" if isinstance(view, PodGroupView) else "Workload", view)
             case UpdateWorkload() | AdoptWorkload():
@@ -183,6 +198,12 @@ class Applier:
         if "schedulingGroup" in body["spec"] and not existed and not found.pod_group:
             self._caches.gangs.note_dropped(found.namespace)
         return True
+
+    def _has_child(self, key: Key, uid: str, kind: str) -> bool:
+        """Whether the job has its own child of this kind, edited or not, which stays as it is."""
+        caches = {cache.kind.kind: cache for cache in self._caches.children}
+        found = caches[kind].get(key) if kind in caches else None
+        return found is not None and found.owner_uid == uid and not found.deleting
 
     async def _create_child(self, body: Json, uid: str) -> Refusal | bool:
         """Create any child but a pod; return False if its name is not free yet.

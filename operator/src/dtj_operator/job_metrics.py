@@ -6,6 +6,7 @@ Only the leader reconciles, so only the leader has jobs in its table.
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 from prometheus_client import REGISTRY
@@ -16,7 +17,16 @@ from dtj_operator import metrics
 from dtj_operator.engine.newest import Newest
 from dtj_operator.model import times
 from dtj_operator.model.json import Json
-from dtj_operator.model.memory import FINAL, PENDING, RECOVERING, RUNNING, STARTING, condition
+from dtj_operator.model.memory import (
+    FAILED,
+    FINAL,
+    PENDING,
+    RECOVERING,
+    RUNNING,
+    STARTING,
+    SUCCEEDED,
+    condition,
+)
 from dtj_operator.model.names import Key
 from dtj_operator.plan import blame
 from dtj_operator.plan.actions import Fault, Restart, Verdict
@@ -30,12 +40,19 @@ Added = tuple[Any, tuple[str, ...], float | None]  # metric, labels, seconds to 
 
 ONE_LOSS_S = 600.0  # all jobs on a node notice its loss within this time
 REMEMBERED = 1000  # lost nodes
-LEFT_NAMESPACES = 1000  # whose jobs are all gone and whose counters are still there, to be scraped once more
+LEFT_NAMESPACES = 200  # whose jobs are all gone and whose counters are still there, to be scraped once more
 # Agents report reasons as free text, but each value of a label costs memory in Prometheus.
 REASONS = frozenset(
     ("Exception", "ExitCode", "Signal", "OOMKilled", "Hang", "DeviceFault", "PeerLost", "Stopped")
 ) | {"NodeLost", "Evicted"}
 OTHER = "Other"
+ENDS = (
+    *((SUCCEEDED, reason) for reason in ("AllRanksSucceeded", "SuccessPolicy")),
+    *(
+        (FAILED, reason)
+        for reason in ("RecoveryRule", "RestartBudgetSpent", "NoProgress", "DeadlineExceeded", "BadSpec")
+    ),
+)
 
 
 @dataclass
@@ -69,6 +86,7 @@ class JobTable(Collector):
             known = self._jobs[key] = _Job(counted=_seconds(s.memory.goodput))
             self._number[key.namespace] += 1
             self._left.pop(key.namespace, None)
+            _begin_with_0(key.namespace, s.job.accelerators)
         ready = condition(status, "PodsReady")
         blocked = ready.get("status") == "False" and ready["reason"] not in UNBLOCKED
         known.phase, known.blocked = status.get("phase", ""), ready["reason"] if blocked else ""
@@ -140,6 +158,18 @@ class JobTable(Collector):
                 for resource, number in s.job.accelerators.items():
                     total = more * number * s.size
                     metrics.ACCELERATOR_SECONDS.labels(key.namespace, resource, state).inc(total)
+
+
+def _begin_with_0(namespace: str, resources: Iterable[str]) -> None:
+    """Create the counters of a namespace, since increase() does not see the first value of a series."""
+    for counted in ("true", "false"):
+        metrics.RESTARTS.labels(namespace, counted)
+    for reason in (*REASONS, OTHER):
+        metrics.FAULTS.labels(namespace, reason)
+    for end in ENDS:
+        metrics.FINISHED.labels(namespace, *end)
+    for resource, state in product(resources, _seconds({})):
+        metrics.ACCELERATOR_SECONDS.labels(namespace, resource, state)
 
 
 def added(s: Snapshot, verdict: Verdict | None, new: Json) -> Iterator[Added]:

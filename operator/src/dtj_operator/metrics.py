@@ -18,7 +18,9 @@ BUILD = Info("dtj_build", "Always 1; the version of the operator and of Python."
 MEMORY_LIMIT = Gauge(
     "dtj_memory_limit_bytes", "Memory that the operator may use: the limit of its container, else the node's."
 )
-LEADER = Gauge("dtj_leader", "1 while this process holds the Lease.")
+LEADER = Gauge(
+    "dtj_leader", "1 while this process leads, else 0; for each Lease that it needs for that.", ["lease"]
+)
 
 RECONCILES = Counter("dtj_reconciles_total", "Reconciles of jobs: `done`, `later` or `error`.", ["result"])
 RECONCILE = Histogram("dtj_reconcile_seconds", "Seconds for one reconcile of a job.")
@@ -37,6 +39,11 @@ API_WAIT = Histogram(
 CACHED_PODS = Gauge("dtj_cached_pods", "Pods of jobs in the cache.")
 RELISTS = Counter(
     "dtj_relists_total", "How many times a cache (`pods`, `nodes`, ...) was refilled from a list.", ["what"]
+)
+AGENTS = Gauge(
+    "dtj_agents",
+    "Agents that are polled, one of each running job, by the last poll: `answer` or `nothing`.",
+    ["result"],
 )
 POLLS = Counter("dtj_agent_polls_total", "Polls of agents for progress: `answer` or `nothing`.", ["result"])
 STATUS_WRITE_FAILURES = Counter(
@@ -87,6 +94,15 @@ ACCELERATOR_SECONDS = Counter(
     ["namespace", "resource", "state"],
 )
 _OF_NAMESPACES = (FINISHED, RESTARTS, FAULTS, ACCELERATOR_SECONDS)
+
+# A series must begin with 0: Prometheus' increase() does not see the first value that a series has.
+for _counter, _values in (
+    (RECONCILES, ("done", "later", "error")),
+    (POLLS, ("answer", "nothing")),
+    (EVENTS_DROPPED, ("queue_full", "refused")),
+):
+    for _value in _values:
+        _counter.labels(_value)
 
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 

@@ -178,6 +178,10 @@ class Poller:
         if (known := self._followed.get(key)) is not None:
             known.written = progress.step
 
+    def number(self, *, silent: bool) -> int:
+        """How many of the polled agents left the last poll unanswered, or else how many did not."""
+        return sum((each.unanswered > 0) == silent for each in self._followed.values())
+
     async def close(self) -> None:
         self._turns.close()
         tasks = [followed.task for followed in self._followed.values() if followed.task is not None]

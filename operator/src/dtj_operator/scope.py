@@ -5,6 +5,7 @@ Leases are those of the new list.
 """
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from dtj_operator.kube import paths
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.discovery import missing_right
-from dtj_operator.kube.errors import ApiError, Conflict, Unavailable
+from dtj_operator.kube.errors import ApiError, Conflict, NotFound, Unavailable
 from dtj_operator.settings import LEASE, Settings
 
 LOOK_S = 30.0  # between two looks; a leader that loses its Lease meanwhile exits, and looks when it starts
@@ -46,14 +47,11 @@ async def until_changed(settings: Settings, config: Configuration, served: Seque
 
 async def _can_serve(api: Api, namespace: str, settings: Settings, before: Sequence[str]) -> bool:
     """Whether the operator may read pods and jobs of the namespace, and have the Lease that it needs."""
-    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": LEASE}}
     problem = ""
     try:
         await api.get(paths.pods(namespace), [("limit", "1")])
         if settings.leader_election and namespace in settings.lease_namespaces:
-            await api.create(paths.leases(namespace), lease, [("dryRun", "All")])
-    except Conflict:
-        pass  # the Lease is there
+            await _find_lease(api, paths.leases(namespace))
     except ApiError as error:
         if isinstance(error, Unavailable) or error.status == 500:  # a webhook that fails
             return not before or namespace in before
@@ -65,3 +63,16 @@ async def _can_serve(api: Api, namespace: str, settings: Settings, before: Seque
             extra={"job_namespace": namespace, "error": problem},
         )
     return not problem
+
+
+async def _find_lease(api: Api, folder: str) -> None:
+    """Raise ApiError if the Lease is not there and cannot be created.
+
+    Only then is a create tried: a used-up quota refuses it although the Lease is there.
+    """
+    try:
+        await api.get(f"{folder}/{LEASE}")
+    except NotFound:
+        lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": LEASE}}
+        with contextlib.suppress(Conflict):
+            await api.create(folder, lease, [("dryRun", "All")])

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from dtj_operator.model.peers import problem
+
 LEASE = "dtj-operator"  # name of the leader election Lease
 ALWAYS_THERE = "default"  # the API server does not let anyone delete this namespace
 
@@ -43,10 +45,13 @@ def labels(text: str) -> Mapping[str, str]:
 
 
 def peers(text: str) -> Sequence[dict[str, Any]]:
-    """Parse a JSON list of NetworkPolicyPeers; the API server checks the rest with the policy of a job."""
+    """Parse a JSON list of NetworkPolicyPeers."""
     found = json.loads(text)
-    if not isinstance(found, list) or not all(isinstance(peer, dict) and peer for peer in found):
+    if not isinstance(found, list):
         raise argparse.ArgumentTypeError(f"must be a JSON list of NetworkPolicyPeers, got {text!r}")
+    for peer in found:
+        if wrong := problem(peer):
+            raise argparse.ArgumentTypeError(f"the NetworkPolicyPeer {json.dumps(peer)} {wrong}")
     return found
 
 

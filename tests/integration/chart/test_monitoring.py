@@ -41,16 +41,22 @@ VALUES: Json = {
 
 # Values of series over an hour, one a minute; `0+60x60` grows by 60 a minute, so by 1 a second.
 ROWS: list[tuple[str, Series, Series]] = [
-    ("DtjNoLeader", {"dtj_leader": "0x60"}, {"dtj_leader": "1x60"}),
+    (
+        "DtjNoLeader",  # of one of two installations
+        {'dtj_leader{lease="a/dtj",pod="1"}': "0x60", 'dtj_leader{lease="b/dtj",pod="2"}': "1x60"},
+        {'dtj_leader{lease="a/dtj",pod="1"}': "0x60", 'dtj_leader{lease="a/dtj",pod="2"}': "1x60"},
+    ),
+    ("DtjNoLeader", {"up": "1x60"}, {'dtj_leader{lease="a/dtj"}': "1x60"}),
     (
         "DtjTwoLeaders",
         {
-            'dtj_leader{namespace="a",job="o",pod="1"}': "1x60",
-            'dtj_leader{namespace="a",job="o",pod="2"}': "1x60",
+            'dtj_leader{namespace="a",job="o",lease="a/dtj",pod="1"}': "1x60",
+            'dtj_leader{namespace="a",job="o",lease="a/dtj",pod="2"}': "1x60",
         },
         {
-            'dtj_leader{namespace="a",job="o",pod="1"}': "1x60",
-            'dtj_leader{namespace="b",job="o",pod="2"}': "1x60",
+            'dtj_leader{namespace="a",job="o",lease="a/dtj",pod="1"}': "1x60",
+            'dtj_leader{namespace="a",job="o",lease="b/dtj",pod="1"}': "1x60",
+            'dtj_leader{namespace="b",job="o",lease="a/dtj",pod="2"}': "0x60",
         },
     ),
     (
@@ -101,15 +107,14 @@ ROWS: list[tuple[str, Series, Series]] = [
         {'dtj_events_dropped_total{reason="queue_full"}': "0+1x60"},
     ),
     (
+        "DtjAgentsSilent",  # however seldom a silent agent is polled
+        {'dtj_agents{result="nothing"}': "20x60", 'dtj_agents{result="answer"}': "10x60"},
+        {'dtj_agents{result="nothing"}': "10x60", 'dtj_agents{result="answer"}': "20x60"},
+    ),
+    (
         "DtjAgentsSilent",
-        {
-            'dtj_agent_polls_total{result="nothing"}': "0+60x60",
-            'dtj_agent_polls_total{result="answer"}': "0+30x60",
-        },
-        {
-            'dtj_agent_polls_total{result="nothing"}': "0+30x60",
-            'dtj_agent_polls_total{result="answer"}': "0+60x60",
-        },
+        {'dtj_agents{result="nothing"}': "2x60", 'dtj_agents{result="answer"}': "0x60"},
+        {'dtj_agents{result="nothing"}': "1x60", 'dtj_agents{result="answer"}': "0x60"},
     ),
     (
         "DtjJobsBlocked",
@@ -151,7 +156,7 @@ def test_every_alert_fires_and_is_silent_on_the_control(tmp_path: Path):
         given = [{"series": name, "values": values} for name, values in series.items()]
         return {"name": alert, "interval": "1m", "input_series": given, "promql_expr_test": [expected]}
 
-    assert [alert for alert, _, _ in ROWS] == list(alerts())
+    assert [*dict.fromkeys(alert for alert, _, _ in ROWS)] == list(alerts())
     tests = [case(alert, series, 1) for alert, series, _ in ROWS]
     tests += [case(alert, series, 0) for alert, _, series in ROWS]
     file = tmp_path / "tests.yaml"

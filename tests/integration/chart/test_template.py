@@ -375,6 +375,21 @@ REFUSED = [
         {"network": {"allowFrom": [{"podSelector": {"matchLabel": {"app": "prometheus"}}}]}},
         "at '/network/allowFrom/0/podSelector': additional properties 'matchLabel' not allowed",
     ),
+    (
+        "a peer whose block has no length",
+        {"network": {"allowFrom": [{"ipBlock": {"cidr": "10.0.0.7"}}]}},
+        "at '/network/allowFrom/0/ipBlock/cidr': '10.0.0.7' does not match pattern",
+    ),
+    (
+        "a peer that is a block of some pods",
+        {"network": {"allowFrom": [{"ipBlock": {"cidr": "10.0.0.0/8"}, "podSelector": {}}]}},
+        "at '/network/allowFrom/0': maxProperties: got 2, want 1",
+    ),
+    (
+        "a peer with one of no values",
+        {"network": {"allowFrom": [{"podSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]}}]}},
+        "at '/network/allowFrom/0/podSelector/matchExpressions/0': missing property 'values'",
+    ),
     ("a job policy that does not exist", {"jobPolicy": {"forbid": ["root"]}}, "must be one of 'hostPath'"),
     ("a pull secret without a name", {"imagePullSecrets": [{}]}, "missing property 'name'"),
     ("a group of values that is null", {"fence": None}, "at '': missing property 'fence'"),

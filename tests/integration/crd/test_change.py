@@ -135,6 +135,8 @@ TABLE: list[tuple[str, bool, Json, str]] = [
     ("a pull secret, suspended", SUSPENDED, pod(imagePullSecrets=[{"name": "b"}]), TEMPLATE),
     ("a name of a host, suspended", SUSPENDED, pod(hostAliases=[{"ip": "1.2.3.4"}]), TEMPLATE),
     ("a claim of a device, suspended", SUSPENDED, pod(resourceClaims=[{"name": "b"}]), TEMPLATE),
+    ("the PodGroup, suspended", SUSPENDED, pod(schedulingGroup={"podGroupName": "b"}), TEMPLATE),
+    ("who answers evictions, suspended", SUSPENDED, pod(evictionResponders=[{"name": "b"}]), TEMPLATE),
     ("the resolver, suspended", SUSPENDED, pod(dnsConfig={"nameservers": ["b"]}), TEMPLATE),
     ("the grace period, suspended", SUSPENDED, pod(terminationGracePeriodSeconds=ABSENT), TEMPLATE),
 ]

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.chaos.witness import Witness
-from tests.integration.api import PODS, SERVICES, WITHIN_S
+from tests.integration.api import PODS, POLICIES, SERVICES, WITHIN_S
 from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import Kubelet
 from tests.integration.operator import process
 from tests.integration.operator.conftest import Cluster
 from tests.support.faultproxy import Fault, FaultProxy, calling, is_watch, losing, watching
-from tests.support.predicates import phase
+from tests.support.predicates import condition, phase
 
 
 @pytest.fixture
@@ -71,6 +71,24 @@ async def test_restart_with_an_unconfirmed_status_write_counts_once(
     job = await cluster.until(lambda job: phase("Running")(job) and job["status"]["attempt"] >= 1)
     assert (job["status"]["attempt"], job["status"]["restarts"]["counted"]) == (1, 1)
     assert proxy.hits[0] == 2
+
+
+async def test_failed_pod_is_replaced_while_a_change_of_the_policy_is_refused(
+    cluster: Cluster, kubelet: Kubelet, proxy: FaultProxy
+):
+    await cluster.submit()
+    await cluster.until(phase("Running"))
+    policy = f"{POLICIES.format(cluster.namespace)}/job"
+    wanted = (await cluster.api.get(policy))["spec"]
+    proxy.inject(Fault(calling("POST", "networkpolicies"), 403, times=10**6))
+    await cluster.api.patch(policy, {"spec": {"ingress": [{}]}})
+    await cluster.until(condition("PodsReady", "False", "PodRejected"))
+
+    await kubelet.finish("job-1", 1)
+    await cluster.until(lambda job: phase("Running")(job) and job["status"]["attempt"] == 1)
+
+    proxy.clear()
+    await cluster.api.until(policy, lambda seen: seen["spec"] == wanted)
 
 
 async def test_unconfirmed_deletion_does_not_hit_a_newer_pod(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from kubernetes.client import V1PodSpec
 
 ROOT = Path(__file__).parents[3]
 CRD = ROOT / "crds/dtj.dev_distributedtrainingjobs.yaml"
@@ -55,6 +56,14 @@ def test_no_integer_is_accepted_that_the_operator_or_a_pod_refuses():
         if node.get("type") == "integer" and node["format"] != "int32" and "maximum" not in node
     ]
     assert unlimited == [".template.spec.terminationGracePeriodSeconds"]  # of which a pod accepts 63 bits
+
+
+def test_template_declares_every_field_of_a_pod():
+    """Otherwise the rule that keeps it from being changed does not see it."""
+    template = schema()["properties"]["spec"]["properties"]["template"]
+    declared = template["properties"]["spec"]["properties"]
+    of_pods = {*V1PodSpec.attribute_map.values()} - {"ephemeralContainers"}  # which no new pod may have
+    assert declared.keys() == of_pods
 
 
 def test_every_rule_says_what_to_write_instead():

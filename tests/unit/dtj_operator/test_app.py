@@ -371,6 +371,30 @@ async def test_optional_kind_that_is_installed_later_is_used(monkeypatch: pytest
         await lists.watched.wait()
 
 
+def leads(lease: str = "default/dtj-operator") -> float | None:
+    return REGISTRY.get_sample_value("dtj_leader", {"lease": lease})
+
+
+async def test_leader_and_follower_say_of_which_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "PERIOD_S", 0.01)
+    lists = Lists()
+    lists.broken.add(LEASE)
+    async with running(lists), asyncio.timeout(60):
+        assert leads() == 0
+        lists.broken.clear()
+        while leads() != 1:  # noqa: ASYNC110 - set by another task
+            await asyncio.sleep(0.01)
+
+    assert leads() is None, "the next start may need other Leases"
+
+
+async def test_operator_of_two_namespaces_leads_in_none_before_it_has_both_leases() -> None:
+    lists = Lists()
+    async with running(lists, "--namespace=a,b") as app:
+        app._leases[0]._renewed_at = asyncio.get_running_loop().time()
+        assert (leads("a/dtj-operator"), leads("b/dtj-operator")) == (0, 0)
+
+
 async def test_operator_that_has_stopped_counts_no_jobs() -> None:
     """Its process may start again as a follower."""
     async with running(Lists()):

@@ -85,7 +85,7 @@ class Doing:
         self.pods = PodCache(lambda key, _soon: self.again.append(key), clock=time.monotonic)
         self.reported: list[Key] = []  # changes of Services that trigger a reconcile
         self.services = ChildCache(SERVICE, self.reported.append)
-        policies = ChildCache(NETWORK_POLICY, lambda _: None)
+        self.policies = ChildCache(NETWORK_POLICY, lambda _: None)
         self.gangs = Gangs(time.monotonic)
         self.gangs.api_version = "scheduling.k8s.io/v1beta1"
         self.pod_groups = Cache(pod_groups_of("scheduling.k8s.io/v1beta1"))
@@ -93,7 +93,7 @@ class Doing:
         caches = Caches(
             pods=self.pods,
             services=self.services,
-            policies=policies,
+            policies=self.policies,
             pod_groups=self.pod_groups,
             gangs=self.gangs,
             workloads=self.workloads,
@@ -431,6 +431,40 @@ async def test_edited_service_is_not_deleted_if_its_update_fails(status: int, bl
 
     assert (outcome.blocked, bool(outcome.refusals)) == (blocked, not blocked)
     assert do.asked()[-1] == "PUT digits"
+
+
+INVALID = refuses(422, "Invalid", "spec.ingress[1].from[0].ipBlock.cidr: Invalid value: 10.0.0.7")
+
+
+@pytest.mark.parametrize(
+    ("known", "creates_pods"),
+    [
+        param({}, True, id="the old one is in place"),
+        param({"deletionTimestamp": "2026-01-01T00:00:00Z"}, False, id="it is being deleted"),
+        param(owned_before(), False, id="it is that of an earlier job"),
+        param(None, False, id="there is none"),
+    ],
+)
+async def test_pods_are_created_beside_the_old_policy_if_its_change_is_refused(
+    known: Json | None, creates_pods: bool
+) -> None:
+    policy = network_policy(JOB, ())
+    async with doing(INVALID, says(stored(wanted()))) as do:
+        if known is not None:
+            do.policies.observe(NETWORK_POLICY.source.decode(json.dumps(stored(policy, **known)).encode()))
+        outcome = await do(Create(policy), CreatePod(wanted()))
+
+    assert ["Invalid value: 10.0.0.7" in refusal.message for refusal in outcome.refusals] == [True]
+    assert do.asked() == ["POST networkpolicies", *["POST pods"] * creates_pods]
+
+
+async def test_refused_pod_is_reported_before_a_refused_change_of_the_policy() -> None:
+    policy = network_policy(JOB, ())
+    async with doing(INVALID, QUOTA) as do:
+        do.policies.observe(NETWORK_POLICY.source.decode(json.dumps(stored(policy)).encode()))
+        outcome = await do(Create(policy), CreatePod(wanted()))
+
+    assert [refusal.reason for refusal in outcome.refusals] == ["QuotaExceeded"]
 
 
 async def test_unedited_service_of_ours_counts_as_created() -> None:

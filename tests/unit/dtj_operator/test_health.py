@@ -44,10 +44,10 @@ async def test_a_probe_says_what_is_wrong(path: str, other: str) -> None:
         wrong[path] = "no data from the pods watch for 301 s"
         assert await ask(port, path) == (503, "no data from the pods watch for 301 s\n")
         assert (await ask(port, other))[0] == 200
-        metrics.LEADER.set(1)
+        metrics.BUILD.info({"version": "1.2.3"})
         status, page = await ask(numbers, "/metrics")
         assert status == 200
-        assert "dtj_leader 1.0" in page
+        assert 'dtj_build_info{version="1.2.3"} 1.0' in page
     finally:
         for server in servers:
             await server.cleanup()

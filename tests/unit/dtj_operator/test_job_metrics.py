@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from dtj_operator import metrics
-from dtj_operator.job_metrics import ONE_LOSS_S, Added, JobTable, added
+from dtj_operator.job_metrics import ENDS, ONE_LOSS_S, Added, JobTable, added
 from dtj_operator.model.agent_status import Incident, Ledger
 from dtj_operator.model.names import Key
 from dtj_operator.model.views import ConditionView
@@ -226,6 +226,31 @@ def test_loss_of_a_node_is_counted_once_for_all_jobs_on_it():
 def counters(namespace: str) -> set[str]:
     found = (each for family in REGISTRY.collect() for each in family.samples)
     return {each.name for each in found if each.labels.get("namespace") == namespace}
+
+
+def test_counters_of_a_namespace_begin_with_0():
+    """Otherwise Prometheus' increase() does not see the first fault."""
+    table, s, key = JobTable(), GPUS.running().snapshot(), Key("fresh", "one")
+    table.saw(key, s, {"phase": "Running"})
+
+    assert counters("fresh") == {
+        "dtj_accelerator_seconds_total",
+        "dtj_faults_total",
+        "dtj_job_restarts_total",
+        "dtj_jobs_finished_total",
+    }
+    labels = {"namespace": "fresh", "reason": "NodeLost"}
+    assert REGISTRY.get_sample_value("dtj_faults_total", labels) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "verdict"),
+    [param(UP.running(), Succeed("AllRanksSucceeded")), param(UP.running(), Fail("NoProgress", ""))],
+)
+def test_end_of_a_job_adds_to_a_counter_that_exists(given: JobBuilder, verdict: Verdict):
+    s = given.snapshot()
+    ((_, (_, *end), _),) = added(s, verdict, new_status(s, verdict))
+    assert tuple(end) in ENDS
 
 
 def test_counters_of_namespaces_without_jobs_do_not_stay_forever(monkeypatch: pytest.MonkeyPatch):

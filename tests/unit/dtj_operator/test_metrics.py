@@ -1,4 +1,4 @@
-"""The memory that the operator may use, from what the kernel says."""
+"""Where counters begin, and the memory that the operator may use, from what the kernel says."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+from prometheus_client import Counter
 
-from dtj_operator.metrics import memory_limit
+from dtj_operator.metrics import EVENTS_DROPPED, POLLS, RECONCILES, memory_limit
 
 ALL = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
@@ -25,3 +26,10 @@ def test_limit_is_that_of_the_container_or_all_memory(
         file.write_text(written)
 
     assert memory_limit([tmp_path / "absent", file]) == expected
+
+
+@pytest.mark.parametrize(("counter", "number"), [(RECONCILES, 3), (POLLS, 2), (EVENTS_DROPPED, 2)], ids=str)
+def test_counter_with_fixed_labels_has_all_its_series_at_once(counter: Counter, number: int) -> None:
+    """Prometheus' increase() does not see the first value of a series."""
+    (family,) = counter.collect()
+    assert len(family.samples) == number

@@ -80,6 +80,22 @@ async def test_running_job_is_polled_every_ten_seconds(agents: Agents) -> None:
     assert step(agents) == 3
 
 
+async def test_silent_agents_are_counted_although_they_are_polled_less_often(agents: Agents) -> None:
+    agents.at_step(3)
+    agents.poller.follow(KEY, "u", 0, "10.0.0.1")
+    for number in (2, 3):
+        agents.poller.follow(Key("ns", f"j{number}"), "u", 0, f"10.0.0.{number}")
+    await asyncio.sleep(1000)
+    assert (agents.poller.number(silent=False), agents.poller.number(silent=True)) == (1, 2)
+
+    agents.answers.clear()
+    await asyncio.sleep(10)
+    assert (agents.poller.number(silent=False), agents.poller.number(silent=True)) == (0, 3)
+
+    agents.poller.stop(KEY)
+    assert agents.poller.number(silent=True) == 2
+
+
 async def test_progress_gets_a_turn_at_once_and_then_once_a_minute(agents: Agents) -> None:
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
     for number in range(14):

@@ -8,9 +8,8 @@ process exits at once. On a clean exit the leader releases the Lease, so the nex
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
-from dtj_operator import metrics
 from dtj_operator.kube import paths
 from dtj_operator.kube.api import Api, decode
 from dtj_operator.kube.errors import ApiError, Conflict, NotFound, Unavailable
@@ -38,7 +37,7 @@ class Lease:
     def __init__(self, api: Api, namespace: str, name: str, identity: str, wall: Callable[[], float]) -> None:
         self._api, self._wall = api, wall
         self._namespace, self._name, self._folder = namespace, name, paths.leases(namespace)
-        self._path = f"{self._folder}/{name}"
+        self._path, self.full_name = f"{self._folder}/{name}", f"{namespace}/{name}"
         self.identity, self.refused = identity, ""
         self._object: Json = {}  # as last read or written
         self._changed_at = 0.0  # by our own clock: other machines' clocks are not trusted
@@ -49,32 +48,33 @@ class Lease:
         """Whether this process may act now; False after it was frozen. Checked before every reconcile."""
         return asyncio.get_running_loop().time() - self._renewed_at < RENEW_DEADLINE_S
 
-    async def acquire(self) -> None:
-        """Wait until the lease is ours."""
-        fields = {"lease": f"{self._namespace}/{self._name}"}
+    async def acquire(self, next_ones: Sequence["Lease"] = ()) -> None:
+        """Wait until the lease is ours.
+
+        next_ones   are needed after it, and read while it waits: else each, when it is its turn, would be
+                    seen unchanged for another 15 s before it counts as that of a dead leader
+        """
+        fields = {"lease": self.full_name}
         _log.info("waiting for the lease", extra={**fields, "identity": self.identity})
         seen = ""
         while not await self._try():
             if self._holder != seen:
                 seen = self._holder
                 _log.info("another operator leads", extra={**fields, "holder": seen})
-            await asyncio.sleep(PERIOD_S)
+            await asyncio.gather(asyncio.sleep(PERIOD_S), *(lease._look() for lease in next_ones))
         _log.info("became leader", extra={**fields, "identity": self.identity})
 
     async def keep(self) -> None:
         """Renew forever; raise Lost as soon as another operator may hold the lease."""
         clock = asyncio.get_running_loop().time
         began = clock()
-        try:
-            while True:
-                await asyncio.sleep(max(0.0, began + PERIOD_S - clock()))
-                began = clock()
-                if not await self._try() and not self.held:
-                    raise Lost(f"lease {self._name} was not renewed for {RENEW_DEADLINE_S:.0f} s")
-                if self._holder not in ("", self.identity):
-                    raise Lost(f"lease {self._name} is held by {self._holder}")
-        finally:
-            metrics.LEADER.set(0)
+        while True:
+            await asyncio.sleep(max(0.0, began + PERIOD_S - clock()))
+            began = clock()
+            if not await self._try() and not self.held:
+                raise Lost(f"lease {self._name} was not renewed for {RENEW_DEADLINE_S:.0f} s")
+            if self._holder not in ("", self.identity):
+                raise Lost(f"lease {self._name} is held by {self._holder}")
 
     async def release(self) -> None:
         """Release the lease if this process holds it. After a failure the next leader waits 15 s longer."""
@@ -93,6 +93,11 @@ class Lease:
     @property
     def _holder(self) -> str:
         return str(self._spec.get("holderIdentity") or "")
+
+    async def _look(self) -> None:
+        with contextlib.suppress(ApiError, TimeoutError):  # a try for it says what is wrong
+            async with asyncio.timeout(TRY_TIMEOUT_S):
+                await self._read()
 
     async def _try(self) -> bool:
         """Acquire or renew the lease; return whether this process holds it now."""
@@ -123,7 +128,7 @@ class Lease:
                 await self._put()
                 return
         try:
-            self._remember(decode(await self._api.get(self._path, timeout_s=TRY_TIMEOUT_S)))
+            await self._read()
         except NotFound:
             meta = {"name": self._name, "namespace": self._namespace}
             body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta}
@@ -133,6 +138,9 @@ class Lease:
         expired = unchanged_s >= float(self._spec.get("leaseDurationSeconds") or 0)
         if expired or self._holder in ("", self.identity):
             await self._put()
+
+    async def _read(self) -> None:
+        self._remember(decode(await self._api.get(self._path, timeout_s=TRY_TIMEOUT_S)))
 
     async def _put(self) -> None:
         """Claim the last known Lease; raises Conflict if it has changed since."""
@@ -160,3 +168,10 @@ class Lease:
 
     def _now(self) -> str:
         return times.with_fraction(self._wall())
+
+
+async def acquire_all(leases: Sequence[Lease]) -> AsyncIterator[Lease]:
+    """Acquire them in this order; yield each once it is ours, to be kept while the next one is awaited."""
+    for number, lease in enumerate(leases):
+        await lease.acquire(leases[number + 1 :])
+        yield lease

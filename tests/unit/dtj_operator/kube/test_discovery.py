@@ -8,7 +8,7 @@ from dtj_operator import scope, settings
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.discovery import first_served, missing_right, serves_jobs
-from tests.unit.dtj_operator.kube.server import Handler, refuses, says, serving, streams
+from tests.unit.dtj_operator.kube.server import Handler, lacks, refuses, says, serving, streams
 
 param = pytest.param
 LISTED = says({"metadata": {"resourceVersion": "7"}, "items": []})
@@ -86,3 +86,26 @@ async def test_namespace_whose_jobs_may_not_be_read_is_left_out() -> None:
     pods = says({"metadata": {}, "items": []})
     async with serving(pods, refuses(403, "Forbidden", "no list"), pods, LISTED, streams()) as server:
         assert await scope.find(flags, server.config) == ["b"]
+
+
+QUOTA = refuses(403, "Forbidden", "exceeded quota: count/leases.coordination.k8s.io=1")
+HAS_LEASE, NO_LEASE = says({"metadata": {}}), lacks("leases", "dtj-operator")
+MADE, TAKEN = says({"metadata": {}}, 201), refuses(409, "AlreadyExists")
+
+
+@pytest.mark.parametrize(
+    ("script", "served"),
+    [
+        param([HAS_LEASE, LISTED, streams()], True, id="it is there, whatever a quota says about a new one"),
+        param([NO_LEASE, MADE, LISTED, streams()], True, id="it can be created"),
+        param([NO_LEASE, TAKEN, LISTED, streams()], True, id="another operator has just created it"),
+        param([NO_LEASE, QUOTA], False, id="it cannot be created"),
+        param([refuses(403, "Forbidden", "no get")], False, id="it may not be read"),
+    ],
+)
+async def test_namespace_is_served_only_with_its_lease(script: list[Handler], served: bool) -> None:
+    flags = settings.parse(["--namespace=a,b"], {})
+    pods = says({"metadata": {}, "items": []})
+    async with serving(pods, *script, pods, HAS_LEASE, LISTED, streams()) as server:
+        assert await scope.find(flags, server.config) == (["a", "b"] if served else ["b"])
+    assert any(method == "POST" for method, *_ in server.asked) == (script[0] is NO_LEASE)

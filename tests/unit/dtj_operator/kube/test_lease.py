@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dtj_operator.kube.errors import ApiError, Conflict, NotFound, Unavailable
-from dtj_operator.kube.lease import DURATION_S, PERIOD_S, RENEW_DEADLINE_S, Lease, Lost
+from dtj_operator.kube.lease import DURATION_S, PERIOD_S, RENEW_DEADLINE_S, Lease, Lost, acquire_all
 
 pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
 Json = dict[str, Any]
@@ -111,6 +111,39 @@ async def test_next_operator_leads_after_the_lease_of_a_dead_leader_expires() ->
 
     assert server.holder == "b"
     assert DURATION_S <= now() <= DURATION_S + 2 * PERIOD_S
+
+
+async def test_leases_of_many_namespaces_take_no_longer_to_expire_than_one() -> None:
+    servers = [OneLease() for _ in range(3)]
+    keeping: list[asyncio.Task[None]] = []
+
+    async def lead(identity: str) -> None:
+        async for each in acquire_all([lease(server, identity) for server in servers]):
+            keeping.append(asyncio.create_task(each.keep()))
+
+    await lead("a")
+    follower = asyncio.create_task(lead("b"))
+    await asyncio.sleep(50)
+    assert {server.holder for server in servers} == {"a"}
+
+    for task in keeping:
+        task.cancel()
+    died = now()
+    await follower
+
+    assert {server.holder for server in servers} == {"b"}
+    assert DURATION_S - PERIOD_S <= now() - died <= DURATION_S + 2 * PERIOD_S
+    for task in keeping:
+        task.cancel()
+
+
+async def test_lease_is_acquired_while_a_later_one_cannot_be_read() -> None:
+    first, later = OneLease(), OneLease()
+    await lease(first, "a").acquire()
+    later.unreachable = True
+    async for each in acquire_all([lease(first, "b"), lease(later, "b")]):
+        assert (first.holder, each.held) == ("b", True)
+        break
 
 
 async def test_next_operator_leads_at_once_after_a_release() -> None:
