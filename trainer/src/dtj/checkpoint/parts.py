@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map_on
 from dtj.checkpoint import placeholders, save
 from dtj.checkpoint.objects import Location
 from dtj.errors import RecipeError
-from dtj.parallel.strategy import Strategy, named_parameters
+from dtj.parallel.names import load_state, named_parameters, state_of
+from dtj.parallel.strategy import Strategy
 from dtj.ranks import exchange
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class Parts:
         found = self._for_this_rank(state["parts"] | extras, wanted, shards)
         for name, part in wanted.items():
             try:
-                part.load_state_dict(found[name])
+                load_state(part, found[name])
                 _check_kind(part)
             except (RuntimeError, ValueError, KeyError) as error:
                 raise RecipeError(
@@ -136,7 +137,7 @@ class Parts:
     def load_rank_state(self, states: Mapping[str, Any]) -> None:
         """Load what `rank_state` returned."""
         for name, part in self._all.items():
-            part.load_state_dict(states[name])
+            load_state(part, states[name])
 
     def template(self, path: str) -> torch.Tensor | None:
         """The tensor that this rank has now at a path of `rank_state`; None if there is none.
@@ -211,7 +212,7 @@ class Parts:
 
 def _state_of(part: Stateful) -> Any:
     """NumPy's numbers as Python's, as of a learning rate that np.cos computed: torch would not load them."""
-    state = part.state_dict()
+    state = state_of(part)
     if any(isinstance(each, np.generic) for each in tree_leaves(state)):
         return tree_map_only(np.generic, lambda number: number.item(), state)
     return state
