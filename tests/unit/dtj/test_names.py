@@ -64,6 +64,10 @@ def test_module_that_holds_wrapped_models_has_the_names_of_any_strategy() -> Non
     assert all(torch.equal(*pair) for pair in zip(first.parameters(), second.parameters(), strict=True))
     names = [name for name, _ in second.named_parameters()]
     assert list(loaded.state(3)["parts"]["average"]) == names
+    old = saved.state(3)  # as an earlier version saved it
+    old["parts"]["agent"] = first.state_dict()
+    old["parameters"]["opt"] = [f"agent.{name}" for name, _ in first.named_parameters()]
+    saved.load(old, None)
     saved.load_rank_state(saved.rank_state())
     assert [path for path in names if saved.template(f"agent/{path}") is None] == []
 
