@@ -32,7 +32,8 @@ def state_of(part: Any) -> Any:
 def load_state(part: Any, state: Any) -> None:
     """Load what `state_of` returned, or a state with the names of torch's DDP."""
     if wrapped := _wrapped(part):
-        known = {_plain(name, wrapped): name for name in part.state_dict()}
+        own = part.state_dict()
+        known = {_plain(name, wrapped): name for name in (*own, *_versions(own))}
         state = _renamed(state, lambda name: known.get(name) or _full(name, wrapped))
     part.load_state_dict(state)
 
@@ -60,8 +61,11 @@ def _full(name: str, wrapped: list[str]) -> str:
 
 
 def _renamed(state: Any, rename: Callable[[str], str]) -> Any:
-    """Also in torch's versions of the modules, whose names lack the last dot."""
     renamed: Any = OrderedDict((rename(name), value) for name, value in state.items())
-    versions = getattr(state, "_metadata", {})
-    renamed._metadata = {rename(f"{path}.")[:-1]: version for path, version in versions.items()}
+    renamed._metadata = {rename(name)[:-1]: version for name, version in _versions(state).items()}
     return renamed
+
+
+def _versions(state: Any) -> dict[str, Any]:
+    """Versions of the modules, which torch keeps beside their tensors, by the prefix of their names."""
+    return {path and f"{path}.": version for path, version in getattr(state, "_metadata", {}).items()}
