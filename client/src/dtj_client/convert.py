@@ -136,7 +136,8 @@ def _finished(name: str, spec: Json, notes: list[str], metadata: Json) -> Conver
     trainer = _trainer(containers)
     trainer["name"] = "trainer"
     if trainer.get("image"):
-        if not any("runAsUser" in (each.get("securityContext") or {}) for each in (pod, trainer)):
+        security = {**(pod.get("securityContext") or {}), **(trainer.get("securityContext") or {})}
+        if "runAsUser" not in security and security.get("runAsNonRoot") is not False:
             notes.append(_NOT_ROOT)
     else:
         try:

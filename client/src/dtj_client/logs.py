@@ -23,6 +23,7 @@ NEXT_POD_S = 1.0  # between two looks for the pod that replaces one, or for more
 LOOK_S = 5.0  # the same while the logs of all replicas are read: some may be added
 TRIES = 5  # for the log of an ended pod; its node may be gone
 STAYS_S = 5.0  # a pod that still runs so long after the end of its job is left alone by the operator
+_OF_THE_NODE = "prevented the request from succeeding"  # HTTP 500, which may be the kubelet's own
 _NO_LOG = ("waiting to start", "ContainerCreating", '" not found')  # so far, or any more
 _ENDED = ("Succeeded", "Failed")  # phases of a pod
 
@@ -81,8 +82,13 @@ def of_ranks(lines: Iterable[Line], ranks: Set[int]) -> Iterator[Line]:
 def snapshot(
     kubectl: Kubectl, pods: Sequence[Json], job: str, *flags: str, progress: Progress = ignore
 ) -> Iterator[Line]:
-    """Yield what the pods have written so far; a pod whose container has not started has nothing."""
+    """Yield what the pods have written so far; a pod whose container has not started has nothing.
+
+    Raises ClientError for an error that all pods have.
+    """
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - 12 ms that no other verb needs
+
+    unanswered: list[UnreachableError] = []
 
     def read(pod: Json) -> list[Line]:
         try:
@@ -90,6 +96,8 @@ def snapshot(
         except ClientError as error:
             if _is_about_all(error):
                 raise
+            if isinstance(error, UnreachableError):
+                unanswered.append(error)
             return _no_log(index_of(pod, job), error)
         return list(parse(index_of(pod, job), said.split("\n")))
 
@@ -98,13 +106,15 @@ def snapshot(
         for lines in pool.map(read, pods):
             found.append(lines)
             progress(len(found), len(pods))
+    if unanswered and len(unanswered) == len(pods):
+        raise unanswered[0]
     return merge(found)
 
 
 def _is_about_all(error: ClientError) -> bool:
     """Whether each pod would have this error."""
     is_refusal = isinstance(error, ForbiddenError | UnreachableError)
-    return is_refusal or error.message.startswith("invalid argument")
+    return (is_refusal and _OF_THE_NODE not in error.message) or error.message.startswith("invalid argument")
 
 
 def _no_log(replica: int, error: ClientError) -> list[Line]:

@@ -31,6 +31,7 @@ SMALLEST_MEMORY = 2**20  # bytes; less is a number without its unit
 CODE_FOLDER = "/code"  # where the archive is mounted
 WORK_FOLDER = "/app"  # where the program runs
 ARCHIVE = "code.tar.gz"
+_USER = ("runAsUser", "runAsNonRoot")  # fields of a securityContext that `user` decides
 _OF_EACH = ("cpu", "memory", "ephemeral-storage")  # resources that init containers get too
 LONGEST_HOST = 63  # characters
 _AMOUNT = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?")
@@ -183,6 +184,8 @@ def job(request: Request, *, with_code: bool, template: Json | None = None) -> J
     _check_length(request.name, made["spec"])
     trainer = next(c for c in made["spec"]["template"]["spec"]["containers"] if c["name"] == "trainer")
     trainer.pop("args", None)  # of the template: they belong to another command
+    if request.user is not None and (own := trainer.get("securityContext")):  # it wins over the pod's
+        trainer["securityContext"] = {key: own[key] for key in own if key not in _USER}
     if request.gpus is not None:  # those of the template are others, or requests that the limits replace
         resources = dict(trainer["resources"])
         for kind in resources.keys() & {"limits", "requests"}:

@@ -9,6 +9,7 @@ from typing import Any
 
 from dtj_client import manifest, submission
 from dtj_client.doctor import Finding, Result
+from dtj_client.errors import ForbiddenError
 from dtj_client.kubectl import Json, Kubectl
 from dtj_client.report import pod_state
 
@@ -86,7 +87,11 @@ def isolation(said: Mapping[str, Any]) -> Finding:
 
 def _demanded(kubectl: Kubectl) -> dict[str, str]:
     """What each pod must ask for, because a quota of the namespace counts it."""
-    hard = [(each.get("spec") or {}).get("hard") or {} for each in kubectl.items("resourcequotas")]
+    try:
+        quotas = kubectl.items("resourcequotas")
+    except ForbiddenError:  # a quota that refuses the pods is then found as any other obstacle
+        return {}
+    hard = [(each.get("spec") or {}).get("hard") or {} for each in quotas]
     counted = {name.removeprefix("requests.").removeprefix("limits.") for names in hard for name in names}
     return {name: amount for name, amount in AMOUNTS.items() if name in counted}
 

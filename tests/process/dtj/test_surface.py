@@ -37,6 +37,24 @@ finally:
     assert ended.returncode == (78 if "nowhere.py" in argv else 0)
 
 
+def test_agent_finds_its_place_before_it_imports_torch() -> None:
+    """NumPy and torch read OMP_NUM_THREADS when they are imported: too late, a rank used all cores."""
+    code = (
+        "import os, sys, dtj.agent.launch as launch; print(launch.Placement.read(os.environ, nproc=2).limits)"
+        "; print({'torch', 'numpy'} & set(sys.modules))"
+    )
+    elastic = {"DTJ_MIN_REPLICAS": "1", "DTJ_MAX_REPLICAS": "2", "MASTER_ADDR": "a-0"}
+    mesh = {"DTJ_PARALLEL": "hsdp", "DTJ_MESH": "fsdp=4", "PYTHONPATH": ":".join(sys.path)}
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | elastic | mesh,
+    )
+    assert ended.stdout == "Limits(least=1, most=2, excluded=frozenset({1}))\nset()\n"
+
+
 def test_python_m_dtj_is_the_command_dtj(finish: Callable[..., Finished]) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "dtj", "--version"],

@@ -23,12 +23,10 @@ from dtj.checkpoint.owner import Owner
 from dtj.checkpoint.parts import Parts, Snapshot
 from dtj.checkpoint.writer import Writer
 from dtj.errors import CheckpointError, RecipeError
-from dtj.parallel.ddp import RebuildableDDP
 from dtj.parallel.layout import Layout
 from dtj.parallel.strategy import Strategy
 from dtj.ranks.world import World
 from dtj.settings import Settings
-from dtj.step.ema import EMA
 from tests.support import checkpoints
 
 STATE: dict[str, Any] = {"step": 1, "parts": {"w": torch.arange(1000.0)}}
@@ -548,34 +546,6 @@ def test_optimizer_of_layers_in_another_order_is_refused() -> None:
         "opt does not fit the checkpoint of step 3: its parameter 0 is net.key.weight, "
         "in the checkpoint net.query.weight"
     )
-
-
-def wrapped(model: nn.Module) -> nn.Module:
-    """As `--parallel ddp` wraps it, but without a process group."""
-    wrapper = RebuildableDDP.__new__(RebuildableDDP)
-    nn.Module.__init__(wrapper)
-    wrapper.module = model
-    return wrapper
-
-
-def test_module_that_holds_wrapped_models_has_the_names_of_any_strategy() -> None:
-    """E.g. an agent with an actor and a critic."""
-
-    def agent(wrap: Any) -> tuple[nn.ModuleDict, Parts]:
-        model = nn.ModuleDict(
-            {"actor": wrap(nn.Linear(2, 2)), "critic": wrap(nn.Sequential(nn.Linear(2, 1)))}
-        )
-        parts = Parts(Strategy(Layout(strategy="none", sizes={}, rank=0), torch.device("cpu")))
-        opt = torch.optim.SGD(model.parameters())
-        parts.register({"agent": model, "opt": opt, "average": EMA(model)})
-        return model, parts
-
-    (first, saved), (second, loaded) = agent(wrapped), agent(lambda model: model)
-    for parts, others in ((loaded, saved), (saved, loaded)):
-        parts.load(others.state(3), None)
-    assert all(torch.equal(*pair) for pair in zip(first.parameters(), second.parameters(), strict=True))
-    assert list(loaded.state(3)["parts"]["average"]) == [name for name, _ in second.named_parameters()]
-    first["actor"].load_state_dict({f"module.{name}": p for name, p in second["actor"].state_dict().items()})
 
 
 def test_two_tensors_with_one_path_are_refused() -> None:

@@ -1,6 +1,9 @@
 """A loader of the user's own: which rank reads what, and where it continues."""
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections import UserDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -125,15 +128,59 @@ def test_loader_of_another_length_on_another_rank_is_refused() -> None:
         feed(loader, size=2).check_alike(lambda mine: [mine, mine - 1])
 
 
-def test_loader_may_reuse_the_memory_of_a_batch() -> None:
-    class Reusing:
-        def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-            batch = {"x": torch.empty(1)}
-            for number in range(4):
-                batch["x"].fill_(number)
-                yield batch
+@dataclass
+class Item:
+    """A batch of the user's own type."""
 
-    assert [mb["x"].item() for mb in feed(Reusing(), accumulate=4).batch()] == [0, 1, 2, 3]
+    x: Any
+
+
+class Reusing:
+    """Four batches in the same memory."""
+
+    def __init__(self, wrap: Callable[[torch.Tensor], Any]) -> None:
+        self.wrap = wrap
+
+    def __iter__(self) -> Iterator[Any]:
+        memory = torch.empty(1)
+        batch = self.wrap(memory)
+        for number in range(4):
+            memory.fill_(number)
+            yield batch
+
+
+class Records(Reusing, IterableDataset[Any]):
+    """The same as a dataset."""
+
+
+MEMORY = torch.empty(1)
+
+
+@pytest.mark.parametrize(
+    ("loader", "value"),
+    [
+        pytest.param(Reusing(lambda memory: memory), lambda x: x, id="tensor"),
+        pytest.param(
+            Reusing(lambda memory: {"x": [memory]}), lambda x: x["x"][0], id="tensor in a structure"
+        ),
+        pytest.param(Reusing(lambda memory: memory.numpy()), lambda x: x, id="NumPy"),
+        pytest.param(Reusing(lambda memory: UserDict(x=memory)), lambda x: x["x"], id="as a BatchEncoding"),
+        pytest.param(Reusing(Item), lambda item: item.x, id="dataclass"),
+        pytest.param(Reusing(lambda x: (x, sys.stdout)), lambda x: x[0], id="with what cannot be copied"),
+        pytest.param(
+            DataLoader(Records(lambda memory: memory.numpy()), batch_size=None),
+            lambda x: x,
+            id="of a dataset, as it is",
+        ),
+        pytest.param(
+            DataLoader(range(4), collate_fn=lambda numbers: MEMORY.fill_(numbers[0])),  # type: ignore[arg-type]
+            lambda x: x,
+            id="of the collate function",
+        ),
+    ],
+)
+def test_loader_may_reuse_the_memory_of_a_batch(loader: Any, value: Callable[[Any], Any]) -> None:
+    assert [value(mb).item() for mb in feed(loader, accumulate=4).batch()] == [0, 1, 2, 3]
 
 
 def test_batch_that_is_none_is_refused() -> None:

@@ -548,8 +548,14 @@ def test_job_of_a_workflow_in_a_queue_loses_its_owner() -> None:
 def test_image_whose_user_is_root_is_mentioned_unless_a_user_is_named() -> None:
     old = yaml.safe_load(PYTORCHJOB)
     pod = old["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
-    for user, is_said in ({}, True), ({"securityContext": {"runAsUser": 0}}, False):
-        pod |= user
+    for where, security, is_said in (
+        (pod, {}, True),
+        (pod, {"runAsNonRoot": True}, True),
+        (pod, {"runAsNonRoot": False}, False),
+        (pod["containers"][0], {"runAsNonRoot": True}, True),
+        (pod["containers"][0], {"runAsUser": 0}, False),
+    ):
+        where["securityContext"] = security
         found = only(yaml.safe_dump(old))
         assert any("pods do not run as root here" in note for note in found.notes) is is_said
 

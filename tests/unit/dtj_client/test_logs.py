@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dtj_client.errors import ClientError
+from dtj_client.errors import ClientError, UnreachableError
 from dtj_client.job import Job
 from dtj_client.kubectl import Kubectl
 from dtj_client.logs import Line, follow_job, merge, of_ranks, parse, snapshot
@@ -56,6 +56,26 @@ def test_missing_log_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -
         '2| no log: container "a" in pod "b" is terminated',
         "1| hello",
     ]
+
+
+def test_error_of_one_kubelet_does_not_hide_the_other_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(self: Kubectl, *words: str) -> str:
+        if words[1] in refused:
+            raise self.error(
+                b'Error from server (InternalError): an error on the server ("Authorization error '
+                b'(resource=nodes)") has prevented the request from succeeding (get pods a)'
+            )
+        return "2026-01-01T00:00:01Z hello\n"
+
+    monkeypatch.setattr(Kubectl, "run", run)
+    pods = [{"metadata": {"name": f"digits-{index}"}} for index in (0, 1)]
+    refused = {"digits-0"}
+    no_log, hello = map(str, snapshot(Kubectl(), pods, "digits"))
+    assert no_log.startswith("0| no log: the API server gave no answer: Error from server (InternalError)")
+    assert hello == "1| hello"
+    refused = {"digits-0", "digits-1"}  # then it may be that of a load balancer before the API server
+    with pytest.raises(UnreachableError):
+        snapshot(Kubectl(), pods, "digits")
 
 
 class Large(Kubectl):

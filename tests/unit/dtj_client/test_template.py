@@ -3,6 +3,7 @@
 import pytest
 
 from dtj_client.errors import ClientError
+from dtj_client.kubectl import Json
 from dtj_client.manifest import CPU_IMAGE, GPU_IMAGE, Request, asked, job
 from dtj_client.requirements import Requirements
 from dtj_client.template import Template, merge, origins
@@ -55,6 +56,16 @@ def test_init_containers_have_the_user_and_the_resources_of_the_trainer_but_no_g
     for each in pod["initContainers"]:
         assert each["securityContext"] == {"runAsUser": 1000}
         assert each["resources"] == {"requests": {"cpu": 4}, "limits": {"memory": "1Ti"}}
+
+
+@pytest.mark.parametrize(("user", "of_the_pod"), [(1000, {}), (0, {"runAsNonRoot": False})])
+def test_user_replaces_that_of_the_templates_container(user: int, of_the_pod: Json) -> None:
+    own = "securityContext: {runAsUser: 5, runAsNonRoot: true, privileged: false}"
+    part = template(H100.replace("resources: {", f"{own}\n        resources: {{")).job
+    pod = job(Request(name="a", command=["x"], user=user), with_code=True, template=part)["spec"]["template"]
+    assert pod["spec"]["securityContext"] == {"runAsUser": user, **of_the_pod}
+    for each in (*pod["spec"]["containers"], *pod["spec"]["initContainers"]):
+        assert each["securityContext"] == {"privileged": False}
 
 
 def test_number_of_gpus_replaces_requests_and_limits_of_the_template() -> None:

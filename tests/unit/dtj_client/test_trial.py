@@ -81,6 +81,14 @@ def test_pods_ask_for_what_a_quota_demands() -> None:
     found.close()
 
 
+def test_quotas_that_the_user_may_not_list_demand_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def items(self: Cluster, kind: str, *_options: str) -> list[Json]:
+        raise self.error(f'{kind} is forbidden: User "u" cannot list resource "{kind}"'.encode())
+
+    monkeypatch.setattr(Cluster, "items", items)
+    assert lines(Cluster(MEMBERS, {"connected": False, "done": True}))[0].startswith("ok")
+
+
 def never(_seconds: float) -> None:
     raise AssertionError("all pods have answered")
 

@@ -14,6 +14,7 @@ from typing import Self
 from dtj import contract
 from dtj.agent.wire.protocol import Limits
 from dtj.errors import RecipeError
+from dtj.parallel.layout import sizes_of
 from dtj.settings import STRATEGIES, variable
 
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")  # of the container
@@ -180,13 +181,10 @@ def _limits(env: Mapping[str, str], *, nproc: int) -> Limits | None:
 def _fits(env: Mapping[str, str], *, ranks: int, nproc: int) -> bool:
     """Whether so many ranks form the grid of --mesh; True if the program says which strategy it is for."""
     strategy, mesh = (env.get(variable(name)) for name in ("parallel", "mesh"))
-    if strategy not in STRATEGIES or not mesh:
+    if not (strategy and mesh) or strategy not in STRATEGIES:
         return True
-    from dtj.parallel.layout import lay_out  # noqa: PLC0415 - torch takes seconds
-    from dtj.ranks.world import World  # noqa: PLC0415
-
     try:
-        lay_out(strategy, mesh, World(size=ranks, local_size=nproc))
+        sizes_of(strategy, mesh, ranks=ranks, local=nproc)
     except RecipeError:
         return False
     return True

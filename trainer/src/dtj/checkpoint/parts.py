@@ -5,7 +5,7 @@ state -> parts        whichever strategy saved it, and however it was sharded th
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,11 +18,15 @@ from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map_on
 from dtj.checkpoint import placeholders, save
 from dtj.checkpoint.objects import Location
 from dtj.errors import RecipeError
-from dtj.parallel.strategy import Strategy, named_parameters
+from dtj.parallel.names import load_state, named_parameters, state_of
+from dtj.parallel.strategy import Strategy
 from dtj.ranks import exchange
 
 if TYPE_CHECKING:
     from dtj.checkpoint.sharded import LoadPlan
+
+
+Named = Callable[[nn.Module], Iterable[tuple[str, nn.Parameter]]]
 
 
 class Stateful(Protocol):
@@ -112,7 +116,7 @@ class Parts:
         found = self._for_this_rank(state["parts"] | extras, wanted, shards)
         for name, part in wanted.items():
             try:
-                part.load_state_dict(found[name])
+                load_state(part, found[name])
                 _check_kind(part)
             except (RuntimeError, ValueError, KeyError) as error:
                 raise RecipeError(
@@ -136,7 +140,7 @@ class Parts:
     def load_rank_state(self, states: Mapping[str, Any]) -> None:
         """Load what `rank_state` returned."""
         for name, part in self._all.items():
-            part.load_state_dict(states[name])
+            load_state(part, states[name])
 
     def template(self, path: str) -> torch.Tensor | None:
         """The tensor that this rank has now at a path of `rank_state`; None if there is none.
@@ -167,10 +171,10 @@ class Parts:
             },
         }
 
-    def _names_of_parameters(self) -> dict[str, list[str]]:
+    def _names_of_parameters(self, named: Named = named_parameters) -> dict[str, list[str]]:
         """Of each optimizer, in the order in which its state has numbers; "" for one of no model."""
         models = {name: part for name, part in self.user_parts.items() if isinstance(part, nn.Module)}
-        names = {p: f"{part}.{name}" for part, each in models.items() for name, p in named_parameters(each)}
+        names = {p: f"{part}.{name}" for part, each in models.items() for name, p in named(each)}
         return {
             name: [names.get(p, "") for group in part.param_groups for p in group["params"]]
             for name, part in self.user_parts.items()
@@ -183,10 +187,12 @@ class Parts:
         Its number of parameters is checked by the optimizer itself.
         """
         saved = state.get("parameters", {})
+        of_torch = self._names_of_parameters(nn.Module.named_parameters)  # in earlier checkpoints
         for part, names in self._names_of_parameters().items():
-            for number, pair in enumerate(zip(names, saved.get(part, ()), strict=False)):
-                if pair[0] != pair[1]:
-                    is_one, was_one = (name or "of no model" for name in pair)
+            found = zip(names, of_torch[part], saved.get(part, ()), strict=False)
+            for number, (name, torchs, was) in enumerate(found):
+                if was not in (name, torchs):
+                    is_one, was_one = (each or "of no model" for each in (name, was))
                     raise RecipeError(
                         f"{part} does not fit the checkpoint of step {state['step']}: its parameter {number} "
                         f"is {is_one}, in the checkpoint {was_one}",
@@ -211,7 +217,7 @@ class Parts:
 
 def _state_of(part: Stateful) -> Any:
     """NumPy's numbers as Python's, as of a learning rate that np.cos computed: torch would not load them."""
-    state = part.state_dict()
+    state = state_of(part)
     if any(isinstance(each, np.generic) for each in tree_leaves(state)):
         return tree_map_only(np.generic, lambda number: number.item(), state)
     return state

@@ -25,6 +25,7 @@ from dtj.checkpoint import paths, placeholders, storage
 from dtj.checkpoint.objects import Location
 from dtj.checkpoint.shard_files import ShardReader, shard_writer
 from dtj.errors import CheckpointError, DamagedError
+from dtj.parallel.names import state_of
 
 Tensors = dict[str, torch.Tensor]
 # What reading damaged metadata raises, and what ShardReader raises if a checksum is wrong.
@@ -67,7 +68,7 @@ class LoadPlan:
             path: tensor
             for name, part in parts.items()
             if not isinstance(part, Optimizer)
-            for path, tensor in placeholders.extract(part.state_dict(), name)[1]
+            for path, tensor in placeholders.extract(state_of(part), name)[1]
         }
         self._parameters = {
             name: [p for group in part.param_groups for p in group["params"]]

@@ -9,6 +9,7 @@ as it is   any other loader: the user divides it. An epoch continues by reading 
 """
 
 import contextlib
+import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    default_collate,
+)
 
 from dtj.data import order, worker
 from dtj.data.digest import digest
@@ -51,8 +59,8 @@ class UserLoader(Source):
         self._steps = None if batches is None else -(-batches // accumulate)
         self._own = OwnEpochs(rank=rank, size=size) if batches is None else None
         self._rank, self._size, self._seed, self._accumulate = rank, size, seed, accumulate
-        # Each batch of a step is kept until it is used, and a loader other than torch's may reuse its memory.
-        self._is_new = accumulate == 1 or isinstance(loader, DataLoader)
+        # Each batch of a step is kept until it is used, and the loader may reuse its memory.
+        self._is_new = accumulate == 1 or _makes_new(loader)
         self._items: Iterator[Any] | None = None
         self._next = -1  # position of the next item of `_items`
         self._present: RankBatch | None = None
@@ -183,8 +191,7 @@ class UserLoader(Source):
                 )
             if item is _END:
                 raise self._too_short(done, left)
-            mine = item if self._is_new else tree_map_only(torch.Tensor, torch.clone, item)
-            self._data.append(as_batch(mine))
+            self._data.append(as_batch(item if self._is_new else _copied(item)))
             done = self._batches.after(done, 1)
         self._next = epoch * EPOCH + done
         weights = sizes or [1] * wanted  # not the length of their tensors, which need not be batch-first
@@ -389,6 +396,18 @@ def _can_divide(loader: Any) -> bool:
         return False
     is_shuffled = type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
     return is_shuffled or type(sampler) is SequentialSampler
+
+
+def _makes_new(loader: Any) -> bool:
+    """Whether torch allocates each batch: it collates the samples, or receives them from a worker."""
+    return isinstance(loader, DataLoader) and (loader.num_workers > 0 or loader.collate_fn is default_collate)
+
+
+def _copied(batch: Any) -> Any:
+    try:
+        return copy.deepcopy(batch)
+    except Exception:  # noqa: BLE001 - of the user's types: e.g. it holds an open file, or a tensor of a graph
+        return tree_map_only(torch.Tensor, torch.clone, batch)
 
 
 def _check(loader: Any, kind: str, accumulate: int) -> None:

@@ -160,21 +160,6 @@ class RebuildableDDP(DistributedDataParallel):
                 self.register_comm_hook(*self._comm_hook)
         return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
 
-    def state_dict(self, *how: Any, **named: Any) -> Any:
-        """The module's: within another module, too, its names are those of any other strategy."""
-        return self.module.state_dict(*how, **named)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *how: Any) -> None:
-        """Called by torch, which then takes what begins with the prefix and "module." for the module.
-
-        A state that was saved by torch's DDP has such names already.
-        """
-        inner, names = f"{prefix}module.", [name for name in state_dict if name.startswith(prefix)]
-        if hasattr(self.module, "module") or not all(name.startswith(inner) for name in names):
-            for name in names:
-                state_dict[inner + name.removeprefix(prefix)] = state_dict.pop(name)
-        super()._load_from_state_dict(state_dict, prefix, *how)
-
     def register_comm_hook(self, state: object, hook: Any) -> None:
         """As DDP's: the hook averages each bucket of gradients."""
         self._comm_hook, self._is_registered = (state, hook), True

@@ -10,10 +10,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import TYPE_CHECKING
 
 from dtj.errors import RecipeError
-from dtj.ranks.world import World
 from dtj.settings import STRATEGIES
+
+if TYPE_CHECKING:
+    from dtj.ranks.world import World  # imports torch, for which the agent has no settings yet
 
 _DATA_AXES = ("ddp", "fsdp")
 
@@ -66,47 +69,52 @@ class Layout:
         return index
 
 
-def lay_out(strategy: str | None, mesh: str, world: World) -> Layout:
-    """The grid that the flags describe.
-
-    strategy  None: ddp if there are several ranks
-    mesh      "tp=2" or "ddp=2,tp=2". Omitted sizes are derived from the world size; if both sizes of a
-              strategy with two axes are omitted, the inner one is the number of processes per node
-    Raise RecipeError if the sizes do not fit the world size.
-    """
+def lay_out(strategy: str | None, mesh: str, world: "World") -> Layout:
+    """The grid of the flags, with this rank in it; as for `sizes_of`, but strategy None is ddp."""
     name = strategy or "ddp"
-    axes = STRATEGIES[name]
-    sizes = _parse(mesh, name)
-    if world.size == 1 and prod(sizes.values()) == 1:
-        return Layout(strategy="none", sizes={}, rank=0)
-    if name == "none":
+    sizes = sizes_of(name, mesh, ranks=world.size, local=world.local_size)
+    return Layout(strategy=name if sizes else "none", sizes=sizes, rank=world.rank)
+
+
+def sizes_of(strategy: str, mesh: str, *, ranks: int, local: int) -> dict[str, int]:
+    """The sizes of the grid that the flags describe; none for a single rank.
+
+    mesh      "tp=2" or "ddp=2,tp=2". Omitted sizes are derived from the number of ranks; if both sizes of a
+              strategy with two axes are omitted, the inner one is `local`, the number of ranks per node
+    Raise RecipeError if the sizes do not fit the number of ranks.
+    """
+    axes = STRATEGIES[strategy]
+    sizes = _parse(mesh, strategy)
+    if ranks == 1 and prod(sizes.values()) == 1:
+        return {}
+    if strategy == "none":
         raise RecipeError(
-            f"--parallel none would train {world.size} independent models, one in each process",
+            f"--parallel none would train {ranks} independent models, one in each process",
             fix="start one process, or use --parallel ddp",
         )
     open_axes = [a for a in axes if a not in sizes]
     if len(open_axes) == 2:
         inner = open_axes.pop()
-        sizes[inner] = _node_size(name, inner, world)
+        sizes[inner] = _node_size(strategy, inner, ranks=ranks, local=local)
     given = prod(sizes.values())
-    if world.size % given or (not open_axes and world.size != given):
+    if ranks % given or (not open_axes and ranks != given):
         wanted = " x ".join(f"{a}={sizes[a]}" for a in axes if a in sizes)
         raise RecipeError(
-            f"{world.size} processes cannot form {wanted}: {given} does not divide {world.size}"
-            if world.size % given
-            else f"{world.size} processes cannot form {wanted}, which needs {given}",
-            fix=f"start {-(-world.size // given) * given} processes, or change --mesh",
+            f"{ranks} processes cannot form {wanted}: {given} does not divide {ranks}"
+            if ranks % given
+            else f"{ranks} processes cannot form {wanted}, which needs {given}",
+            fix=f"start {-(-ranks // given) * given} processes, or change --mesh",
         )
     for axis in open_axes:
-        sizes[axis] = world.size // given
-    return Layout(strategy=name, sizes={a: sizes[a] for a in axes}, rank=world.rank)
+        sizes[axis] = ranks // given
+    return {a: sizes[a] for a in axes}
 
 
-def _node_size(name: str, inner: str, world: World) -> int:
-    if 1 < world.local_size < world.size and world.size % world.local_size == 0:
-        return world.local_size
+def _node_size(name: str, inner: str, *, ranks: int, local: int) -> int:
+    if 1 < local < ranks and ranks % local == 0:
+        return local
     raise RecipeError(
-        f"--parallel {name} has two axes, but --mesh gives no size for {world.size} processes",
+        f"--parallel {name} has two axes, but --mesh gives no size for {ranks} processes",
         fix=f"give one, for example --mesh {inner}=2",
     )
 

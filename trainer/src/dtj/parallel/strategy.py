@@ -252,14 +252,6 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
-def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """As the method of a module, with the names of its state: those in a wrapper have no prefix."""
-    wrapped = [n for n, each in model.named_modules() if isinstance(each, DistributedDataParallel)]
-    for name, parameter in model.named_parameters():
-        path = next((each for each in wrapped if name.startswith(f"{each}.module.")), None)
-        yield name if path is None else path + name.removeprefix(f"{path}.module"), parameter
-
-
 def local_part(whole: Any) -> torch.Tensor:
     """This rank's shard of a weight or gradient; the whole tensor if it is not sharded."""
     local: torch.Tensor = whole.to_local() if hasattr(whole, "to_local") else whole

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from dtj.errors import RecipeError
-from dtj.parallel.strategy import named_parameters, unwrap
+from dtj.parallel.names import named_parameters
+from dtj.parallel.strategy import unwrap
 
 
 class EMA:

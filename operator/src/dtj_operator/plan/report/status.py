@@ -32,6 +32,7 @@ from dtj_operator.plan.actions import (
     Resume,
     Succeed,
     Suspend,
+    Ungroup,
     Verdict,
     starts_new_attempt,
 )
@@ -345,9 +346,8 @@ def _event(verdict: Verdict | None, attempt: str, new: Json) -> Event | None:
             return Event("Warning", "Restarting", f"Restarting {what} ({which}): {fault.sentence}", number)
         case Resize(size, why):
             return Event("Normal", "Resized", why, f"{attempt}/{size}")
-        case AllowNodes(pods):
-            why = "unschedulable while avoiding faulty nodes; the job now only prefers other nodes"
-            return Event("Normal", "NodesAllowed", f"{pods_are(len(pods))} {why}", attempt)
+        case AllowNodes() | Ungroup():
+            return _recreation_event(verdict, attempt)
         case Suspend(reason, message):
             needs_help = reason in (queue.UNAVAILABLE, queue.INADMISSIBLE)
             what = message if needs_help or reason == queue.QUEUED else f"Stopping all pods: {message}"
@@ -355,6 +355,15 @@ def _event(verdict: Verdict | None, attempt: str, new: Json) -> Event | None:
         case Resume(message):
             return Event("Normal", "Resumed", f"Starting attempt {attempt}: {message}", attempt)
     return None
+
+
+def _recreation_event(verdict: AllowNodes | Ungroup, attempt: str) -> Event:
+    pods = pods_are(len(verdict.replaces))
+    if isinstance(verdict, Ungroup):
+        why = "recreated without a PodGroup: the job's can no longer have all its pods"
+        return Event("Normal", "Ungrouped", f"{pods} {why}", attempt)
+    why = "unschedulable while avoiding faulty nodes; the job now only prefers other nodes"
+    return Event("Normal", "NodesAllowed", f"{pods} {why}", attempt)
 
 
 def _count(number: int, noun: str) -> str:

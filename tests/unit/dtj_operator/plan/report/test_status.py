@@ -7,7 +7,7 @@ import pytest
 from dtj_operator.model.agent_status import Progress
 from dtj_operator.model.json import Json
 from dtj_operator.model.views import ConditionView
-from dtj_operator.plan.actions import Fail, Fault, Restart, Resume, Succeed, Suspend, Verdict
+from dtj_operator.plan.actions import Fail, Fault, Restart, Resume, Succeed, Suspend, Ungroup, Verdict
 from dtj_operator.plan.policies.restart import restart
 from dtj_operator.plan.report import pace
 from dtj_operator.plan.report.status import events, new_status
@@ -611,6 +611,7 @@ def test_merge_patch(old: dict[str, object], new: dict[str, object], patch: dict
         param(TWO.running(), Restart(FAULT, counts=True), ["Restarting"], id="a restart"),
         param(TWO.running(), Fail("NoProgress", "x", FAULT), ["NoProgress"], id="a failure by its reason"),
         param(TWO.running(), Succeed("AllRanksSucceeded"), ["Completed"], id="success"),
+        param(TWO, Ungroup(((0, "u"),)), ["Ungrouped"], id="pods that are recreated without a PodGroup"),
         param(TWO.refused("QuotaExceeded"), None, ["QuotaExceeded"], id="an obstacle"),
         param(
             TWO.having(pod(0).unprepared(placed=NOW - 120), pod(1)),
