@@ -11,7 +11,7 @@ from functools import partial
 
 import yaml
 
-from dtj_client import accelerate, launchers, manifest, slurm, torchrun
+from dtj_client import accelerate, amounts, launchers, manifest, slurm, torchrun
 from dtj_client.as_yaml import as_yaml
 from dtj_client.errors import ClientError, not_yaml
 from dtj_client.from_yaml import objects
@@ -140,7 +140,7 @@ def _finished(name: str, spec: Json, notes: list[str], metadata: Json) -> Conver
             notes.append(_NOT_ROOT)
     else:
         try:
-            image = manifest.image_for(manifest.limits_of(trainer))
+            image = manifest.image_for(amounts.limits_of(trainer))
         except ClientError as error:
             notes.append(f"no image was named, and {error.message}: write the image")
         else:
@@ -151,7 +151,7 @@ def _finished(name: str, spec: Json, notes: list[str], metadata: Json) -> Conver
             )
     _remove_rendezvous(trainer, notes)
     words = [*(trainer.get("command") or ()), *(trainer.get("args") or ())]
-    on_cpus = manifest.is_on_cpus(trainer)
+    on_cpus = amounts.is_on_cpus(trainer)
     accelerated = partial(accelerate.clean, on_cpus=on_cpus)
     if launched := torchrun.clean(words) or torchrun.in_a_shell(words):
         trainer["command"] = launched.words
@@ -238,7 +238,7 @@ def _count_pods(new: Converted) -> None:
     spec, notes = new.job["spec"], new.notes
     trainer = next(c for c in spec["template"]["spec"]["containers"] if c["name"] == "trainer")
     words = [str(word) for word in (*(trainer.get("command") or ()), *(trainer.get("args") or ()))]
-    gpus = manifest.accelerators(manifest.limits_of(trainer))
+    gpus = amounts.counted(amounts.limits_of(trainer))
     if spec.get("processesPerReplica", "auto") != "auto" or sum(map(int, gpus.values())) < 2 or not words:
         return
     program = words[0].rpartition("/")[2]

@@ -2,12 +2,13 @@
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dtj_client import torchrun
+from dtj_client import amounts, torchrun
+from dtj_client.amounts import GPU, accelerators, counted, is_on_cpus, limits_of
 from dtj_client.archive import Archive
 from dtj_client.errors import ClientError
 from dtj_client.kubectl import Json
@@ -17,23 +18,19 @@ from dtj_client.template import merge
 
 CPU_IMAGE = "ghcr.io/dtj-dev/trainer:0.1.0-cpu"
 GPU_IMAGE = "ghcr.io/dtj-dev/trainer:0.1.0"
-GPU = "nvidia.com/gpu"
+OF_NVIDIA = "nvidia.com/"  # resources of GPUs and of their parts
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-# Accelerators for each of which the operator starts a rank; and all resources whose names end in /gpu.
-ACCELERATORS = ("google.com/tpu", "habana.ai/gaudi", "gpu.intel.com/xe", "gpu.intel.com/i915")
 BY_THE_OPERATOR = re.compile(  # names of variables that it sets; the CRD refuses them
     r"(PET|DTJ)_.*|MASTER_(ADDR|PORT)|(LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|NNODES|NPROC_PER_NODE"
 )
 # Without it Accelerate, and so transformers' Trainer, trains in each rank for itself on CPUs.
 FOR_ACCELERATE = {"name": "ACCELERATE_USE_CPU", "value": "true"}
 UNPACKER = "code"  # name of the init container
-SMALLEST_MEMORY = 2**20  # bytes; less is a number without its unit
 CODE_FOLDER = "/code"  # where the archive is mounted
 WORK_FOLDER = "/app"  # where the program runs
 ARCHIVE = "code.tar.gz"
 _OF_EACH = ("cpu", "memory", "ephemeral-storage")  # resources that init containers get too
 LONGEST_HOST = 63  # characters
-_AMOUNT = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?")
 _GPUS = re.compile(r"(?:(?P<resource>[-.a-z0-9]+/[-._a-zA-Z0-9]+)=)?(?P<count>[0-9]+)")
 _KINDS = {"secret": "secret", "configmap": "configMap"}  # beginning of the fields for it
 # All keys of an object, or one key as a variable.
@@ -101,15 +98,7 @@ class Request:
                 f"gpus: {self.gpus!r} is not a number of GPUs",
                 "write a number, or such as amd.com/gpu=8 or gpu.intel.com/xe=4",
             )
-        for name, amount in self.amounts.items():
-            if not _AMOUNT.fullmatch(amount):
-                raise ClientError(
-                    f"{name}: {amount!r} is not an amount", "write a number, or such as 500m, 16Gi or 16G"
-                )
-        if self.memory.isdecimal() and int(self.memory) < SMALLEST_MEMORY:
-            raise ClientError(
-                f"memory: {self.memory} is a number of bytes", f"write the unit, such as {self.memory}Gi"
-            )
+        amounts.check(cpu=self.cpu, memory=self.memory)
         for source in self.env_from:
             found = _SOURCE.fullmatch(source)
             if not found or bool(found["variable"]) != bool(found["key"]):
@@ -122,24 +111,6 @@ class Request:
     def amounts(self) -> dict[str, str]:
         """What each pod asks for, and may not exceed."""
         return {name: amount for name, amount in (("cpu", self.cpu), ("memory", self.memory)) if amount}
-
-
-def limits_of(container: Json) -> Json:
-    """The limits of a container, empty if it has none."""
-    found: Json = (container.get("resources") or {}).get("limits") or {}
-    return found
-
-
-def accelerators(amounts: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the resources that are accelerators."""
-    return {name: amounts[name] for name in amounts if name.endswith("/gpu") or name in ACCELERATORS}
-
-
-def is_on_cpus(container: Json) -> bool:
-    """Whether a container asks for no accelerator, neither by a number nor by a resource claim."""
-    counts = accelerators(limits_of(container)).values()
-    claims = (container.get("resources") or {}).get("claims")
-    return not claims and all(str(count) == "0" for count in counts)
 
 
 def new_name(program: str) -> str:
@@ -183,19 +154,21 @@ def job(request: Request, *, with_code: bool, template: Json | None = None) -> J
     _check_length(request.name, made["spec"])
     trainer = next(c for c in made["spec"]["template"]["spec"]["containers"] if c["name"] == "trainer")
     trainer.pop("args", None)  # of the template: they belong to another command
+    gpus = _gpus(request, template)
     if request.gpus is not None:  # those of the template are others, or requests that the limits replace
         resources = dict(trainer["resources"])
         for kind in resources.keys() & {"limits", "requests"}:
-            amounts = resources[kind] or {}
-            others = [name for name in amounts if name not in accelerators(amounts)]
-            resources[kind] = {name: amounts[name] for name in others}
-        resources["limits"] |= _gpus(request, template)
+            given = resources[kind] or {}
+            replaced = _of_a_kind(given)
+            resources[kind] = {name: given[name] for name in given if name not in replaced}
+        resources["limits"] |= gpus
         trainer["resources"] = resources
+    on_cpus = is_on_cpus(trainer, gpus)
     if (replicas := int(made["spec"]["replicas"])) > 1:
-        trainer["command"] = for_pods(trainer["command"], replicas, on_cpus=is_on_cpus(trainer))
+        trainer["command"] = for_pods(trainer["command"], replicas, on_cpus=on_cpus)
     if "image" not in trainer:
-        trainer["image"] = image_for(limits_of(trainer))
-    if is_on_cpus(trainer) and torchrun.clean(trainer["command"]):  # dtj run does it by itself
+        trainer["image"] = image_for(limits_of(trainer), gpus)
+    if on_cpus and torchrun.clean(trainer["command"]):  # dtj run does it by itself
         given = trainer.get("env") or []
         if not any(each["name"] == FOR_ACCELERATE["name"] for each in given):
             trainer["env"] = [*given, FOR_ACCELERATE]
@@ -224,14 +197,22 @@ def _gpus(request: Request, template: Json | None) -> dict[str, int]:
     if not found:
         return {}
     containers = ((template or {}).get("spec") or {}).get("template", {}).get("spec", {}).get("containers")
-    known = {name for each in containers or () for name in accelerators(limits_of(each))}
+    known = {name for each in containers or () for name in _of_a_kind(limits_of(each))}
     return {found["resource"] or (known.pop() if len(known) == 1 else GPU): int(found["count"])}
 
 
-def image_for(amounts: Mapping[str, Any]) -> str:
-    """The trainer image for these accelerators. Raises ClientError if there is none."""
-    used = [name for name, count in accelerators(amounts).items() if str(count) != "0"]
-    if others := [name for name in used if name != GPU]:
+def _of_a_kind(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The accelerators that `gpus` replaces: whole ones, else parts, such as slices (MIG)."""
+    return counted(given) or accelerators(given)
+
+
+def image_for(given: Mapping[str, Any], named: Collection[str] = ()) -> str:
+    """The trainer image for these accelerators. Raises ClientError if there is none.
+
+    named  as in amounts.py
+    """
+    used = [name for name, count in accelerators(given, named).items() if str(count) != "0"]
+    if others := [name for name in used if not name.startswith(OF_NVIDIA)]:
         raise ClientError(
             f"there is no trainer image for {others[0]}", "name yours with --image: docs/images.md says more"
         )
@@ -242,8 +223,8 @@ def _as(trainer: Json) -> Json:
     """What an init container has from the trainer: image, user, and what a quota may demand of each."""
     found: Json = {key: trainer[key] for key in ("image", "securityContext") if key in trainer}
     resources = {
-        kind: {name: amount for name, amount in (amounts or {}).items() if name in _OF_EACH}
-        for kind, amounts in (trainer.get("resources") or {}).items()
+        kind: {name: amount for name, amount in (given or {}).items() if name in _OF_EACH}
+        for kind, given in (trainer.get("resources") or {}).items()
         if kind in ("requests", "limits")
     }
     return found | ({"resources": resources} if any(resources.values()) else {})
