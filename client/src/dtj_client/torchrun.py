@@ -37,11 +37,14 @@ def clean(words: Sequence[str]) -> Launch | None:
     if not size:
         return None
     launch = Launch([words[0] if size == 1 else "torchrun"])
+    gives_local_rank = words[size - 1] == _LAUNCH
     rest = list(words[size:])
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "--module"):
         name, value, given = take_option(rest, (*_FLAGS, *_SWITCHES))
         if name in (*_FLAGS, *_PLACE):
             launch.leave_out(name, value)
+        elif name == "use-env":  # only that of torch.distributed.launch; torchrun always does
+            gives_local_rank = False
         elif name in ("nproc-per-node", "nproc"):
             launch.processes = int(value) if value.isdigit() else "auto"
             if not value.isdigit() and value not in ("auto", "gpu"):  # such as Slurm's number of tasks
@@ -52,6 +55,8 @@ def clean(words: Sequence[str]) -> Launch | None:
         else:
             launch.words += given
     launch.words += rest
+    if gives_local_rank:
+        launch.notes.append("torchrun passes no --local-rank to the program: read LOCAL_RANK instead")
     return launch
 
 
@@ -88,10 +93,11 @@ def in_a_shell(
     return launch if launch and not any(_OF_THE_SHELL.search(word) for word in launch.words) else None
 
 
+_LAUNCH = "torch.distributed.launch"
 _PROGRAMS = (
     ("torchrun",),
     *((python, "-m", "torch.distributed.run") for python in ("python", "python3")),
-    *((python, "-m", "torch.distributed.launch") for python in ("python", "python3")),
+    *((python, "-m", _LAUNCH) for python in ("python", "python3")),
 )
 _SWITCHES = ("no-python", "run-path", "use-env")
 _OF_THE_SHELL = re.compile(r"\$(?!\([A-Z_]+\))")  # Kubernetes replaces the others

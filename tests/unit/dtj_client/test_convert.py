@@ -601,6 +601,15 @@ spec:
     assert said in found.notes
 
 
+@pytest.mark.parametrize(("options", "noted"), [([], True), (["--use_env"], False), (["--use-env"], False)])
+def test_launcher_before_torchrun_gave_the_local_rank_as_an_option(options: list[str], noted: bool) -> None:
+    program = ["--log-dir", "a", "train.py", "--lr", "1"]
+    launch = torchrun.clean(["python3", "-m", "torch.distributed.launch", *options, *program])
+    assert launch is not None
+    assert launch.words == ["torchrun", *program]
+    assert any("read LOCAL_RANK instead" in note for note in launch.notes) is noted
+
+
 def test_torchrun_options_that_stay() -> None:
     words = ["--max-restarts", "3", "-m", "pkg.train", "--nnodes=2"]
     launch = torchrun.clean(["python", "-m", "torch.distributed.run", *words])
