@@ -2,6 +2,7 @@
 
 ClientError
     UnreachableError   no answer: asking again later may help
+        UnansweredError    and the cluster may have done what was asked
     ForbiddenError     the user lacks a right: asking again will not help
     ExistsError        there is an object of this name
     GoneError          there is no job of this name
@@ -29,6 +30,10 @@ class ClientError(Exception):
 
 class UnreachableError(ClientError):
     """The cluster gave no answer."""
+
+
+class UnansweredError(UnreachableError):
+    """The cluster gave no answer, and may have done what was asked."""
 
 
 class ForbiddenError(ClientError):

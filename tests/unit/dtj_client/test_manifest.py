@@ -167,7 +167,7 @@ def test_part_of_a_gpu_needs_the_gpu_image_and_is_no_cpu(resource: str) -> None:
     limits = {"resources": {"limits": {resource: 1}}}
     template = {"spec": {"template": {"spec": {"containers": [{"name": "trainer", **limits}]}}}}
     for options, given in (({"gpus": f"{resource}=1"}, None), ({}, template), ({"gpus": 1}, template)):
-        request = Request(name="a", command=["torchrun", "train.py"], **options)  # type: ignore[arg-type]
+        request = Request(name="a", command=["torchrun", "train.py"], **options)
         made = job(request, with_code=False, template=given)
         (trainer,) = made["spec"]["template"]["spec"]["containers"]
         assert (trainer["image"], trainer["resources"]) == (manifest.GPU_IMAGE, limits["resources"])
