@@ -110,15 +110,18 @@ class Job:
 
         Raises TimeoutError after `timeout` seconds; the job is then suspended.
         """
-        if await self.phase not in job.FINAL:
+        is_suspended = await self.phase not in job.FINAL
+        if is_suspended:
             await self.suspend()
-        async with _at_most(timeout, lambda: f"{self.name}: pods still run; the job is suspended"):
-            patience, running = Patience(), await asyncio.to_thread(self._job.running_pods)
-            while running:
-                await asyncio.sleep(job.POLL_S)
-                with patience.forgiving():
-                    running = await asyncio.to_thread(self._job.running_pods)
-        await self.delete()
+        with job.saying_that_it_stays(self.name, is_suspended):
+            async with _at_most(timeout, lambda: f"{self.name}: pods still run; the job is suspended"):
+                patience = Patience()
+                running = await asyncio.to_thread(patience.ask, self._job.running_pods)
+                while running:
+                    await asyncio.sleep(job.POLL_S)
+                    with patience.forgiving():
+                        running = await asyncio.to_thread(self._job.running_pods)
+            await asyncio.to_thread(job.delete_patiently, self._job)
 
     async def logs(
         self,

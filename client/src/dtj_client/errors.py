@@ -12,9 +12,11 @@ ClientError
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 PATIENCE_S = 300.0
+_RETRY_S = 2.0
 
 
 class ClientError(Exception):
@@ -69,6 +71,16 @@ class Patience:
                 raise
         else:
             self._silent_since = 0.0
+
+    def ask(self, question: Callable[[], T]) -> T:
+        """Ask until there is an answer; UnreachableError if there is none for PATIENCE_S."""
+        answers: list[T] = []
+        while True:
+            with self.forgiving():
+                answers.append(question())
+            if answers:
+                return answers[0]
+            time.sleep(_RETRY_S)
 
 
 def not_yaml(error: Exception) -> str:
