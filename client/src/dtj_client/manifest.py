@@ -266,6 +266,9 @@ def asked(request: Request, *, with_code: bool, template: Json | None = None) ->
         if request.requirements:
             install(pod, trainer, request.requirements, code=WORK_FOLDER, env=env)
     spec: Json = {} if request.replicas is None else {"replicas": request.replicas}
+    launch = torchrun.of_dtj(trainer["command"])
+    if launch and launch.processes not in (None, "auto"):  # dtj refuses another number than that of the job
+        spec["processesPerReplica"] = launch.processes
     spec["template"] = {"spec": pod}
     if request.claim:
         spec["checkpoint"] = {"volume": {"persistentVolumeClaim": {"claimName": request.claim}}}

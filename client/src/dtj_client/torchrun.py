@@ -34,13 +34,21 @@ class Launch:
 def clean(words: Sequence[str]) -> Launch | None:
     """Return the command without options that the operator sets; None if it does not begin with torchrun."""
     size = length_of_program(words, _PROGRAMS)
-    if not size:
-        return None
-    launch = Launch([words[0] if size == 1 else "torchrun"])
+    return _clean(words, size, [words[0] if size == 1 else "torchrun"]) if size else None
+
+
+def of_dtj(words: Sequence[str]) -> Launch | None:
+    """The same for dtj run, which has torchrun's options, and for dtj train."""
+    size = length_of_program(words, _DTJ)
+    return _clean(words, size, list(words[:size])) if size else None
+
+
+def _clean(words: Sequence[str], size: int, program: list[str]) -> Launch:
+    launch = Launch(program)
     gives_local_rank = words[size - 1] == _LAUNCH
     rest = list(words[size:])
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "--module"):
-        name, value, given = take_option(rest, (*_FLAGS, *_SWITCHES))
+        name, value, given = take_option(rest, (*_FLAGS, *_SWITCHES, *SWITCHES_OF_DTJ))
         if name in (*_FLAGS, *_PLACE):
             launch.leave_out(name, value)
         elif name == "use-env":  # only that of torch.distributed.launch; torchrun always does
@@ -98,6 +106,11 @@ _PROGRAMS = (
     ("torchrun",),
     *((python, "-m", "torch.distributed.run") for python in ("python", "python3")),
     *((python, "-m", _LAUNCH) for python in ("python", "python3")),
+)
+_DTJ = (("dtj", "run"), ("dtj", "train"))
+SWITCHES_OF_DTJ = (
+    *("async-save", "compile", "follow", "h", "help", "local", "m", "module", "no-buddy", "no-code"),
+    *("recompute", "reduce-once", "tf32", "virtual-local-rank"),
 )
 _SWITCHES = ("no-python", "run-path", "use-env")
 _OF_THE_SHELL = re.compile(r"\$(?!\([A-Z_]+\))")  # Kubernetes replaces the others

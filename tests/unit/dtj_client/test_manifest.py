@@ -182,6 +182,23 @@ def test_what_gpus_names_is_an_accelerator() -> None:
     assert "env" not in made["spec"]["template"]["spec"]["containers"][0]
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["dtj", "run", "--nproc", "4", "train.py"], 4),
+        (["dtj", "run", "--compile", "--nproc-per-node=4", "train.py"], 4),
+        (["/opt/bin/dtj", "train", "--nproc_per_node", "4", "a:b"], 4),
+        (["dtj", "run", "--nproc", "gpu", "train.py"], 2),
+        (["dtj", "run", "train.py", "--nproc", "4"], 2),
+        (["train.py", "--nproc", "4"], 2),
+    ],
+)
+def test_job_has_as_many_ranks_as_dtj_is_told_to_start(words: list[str], expected: int) -> None:
+    template = {"spec": {"processesPerReplica": 2}}
+    made = job(Request(name="a", command=words), with_code=False, template=template)
+    assert parsed(made).processes == expected  # type: ignore[attr-defined]
+
+
 def test_number_of_gpus_leaves_the_network_card_of_the_template() -> None:
     limits = {"nvidia.com/gpu": 8, "nvidia.com/hostdev": 1}
     containers = [{"name": "trainer", "resources": {"limits": limits}}]
