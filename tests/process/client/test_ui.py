@@ -108,7 +108,7 @@ def test_page_of_a_job(page: Page, cluster: Cluster) -> None:
     page.until("h1")
 
 
-def test_log_goes_on_after_the_server_has_stopped_reading_it(page: Page, cluster: Cluster) -> None:
+def test_log_continues_after_the_server_has_stopped_reading_it(page: Page, cluster: Cluster) -> None:
     """It does while the page is hidden, and numbers the lines from 1 when it begins again."""
 
     def lines(*texts: str) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ def test_accelerators_and_their_parts(resource: str) -> None:
         *("intel.com/intel_sriov_netdevice", "networking.gke.io.networks/rdma-0"),
     ],
 )
-def test_other_resources_are_no_accelerators(resource: str) -> None:
+def test_other_resources_are_not_accelerators(resource: str) -> None:
     assert accelerators({resource: 1}) == {}
 
 

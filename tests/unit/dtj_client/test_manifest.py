@@ -163,7 +163,7 @@ def test_accelerators_are_counted_or_claimed() -> None:
 
 
 @pytest.mark.parametrize("resource", ["nvidia.com/mig-3g.40gb", "nvidia.com/gpu.shared"])
-def test_part_of_a_gpu_needs_the_gpu_image_and_is_no_cpu(resource: str) -> None:
+def test_part_of_a_gpu_needs_the_gpu_image(resource: str) -> None:
     limits = {"resources": {"limits": {resource: 1}}}
     template = {"spec": {"template": {"spec": {"containers": [{"name": "trainer", **limits}]}}}}
     for options, given in (({"gpus": f"{resource}=1"}, None), ({}, template), ({"gpus": 1}, template)):
@@ -193,7 +193,7 @@ def test_what_gpus_names_is_an_accelerator() -> None:
         (["train.py", "--nproc", "4"], 2),
     ],
 )
-def test_job_has_as_many_ranks_as_dtj_is_told_to_start(words: list[str], expected: int) -> None:
+def test_job_has_as_many_ranks_as_dtj_starts(words: list[str], expected: int) -> None:
     template = {"spec": {"processesPerReplica": 2}}
     made = job(Request(name="a", command=words), with_code=False, template=template)
     assert parsed(made).processes == expected  # type: ignore[attr-defined]
