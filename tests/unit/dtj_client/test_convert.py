@@ -147,7 +147,7 @@ spec:
   trainer:
     numNodes: 2
     numProcPerNode: auto
-    command: [python, train.py]
+    command: [torchrun, train.py]
     resourcesPerNode: {limits: {nvidia.com/gpu: 4}}
 """)
     assert (found.job["spec"]["replicas"], found.job["spec"]["processesPerReplica"]) == (2, "auto")
@@ -210,7 +210,8 @@ def test_job_and_runtime_as_kubectl_get_prints_them() -> None:
     [
         ("ntasks=4", "python", (2, 4)),
         ("ntasks-per-node=1", "torchrun --nproc-per-node 8", (8, 2)),
-        ("ntasks=3", "python", (None, 2)),
+        ("ntasks=3", "python", (1, 2)),
+        ("ntasks=3", "torchrun", (None, 2)),
     ],
 )
 def test_sbatch_script_with_gpus_of_each_task(
@@ -528,6 +529,24 @@ spec:
     assert found.job["spec"].get("processesPerReplica") == processes
     assert bool(special(found)) is bool(note)
     assert note in "".join(found.notes)
+
+
+@pytest.mark.parametrize(("program", "processes"), [("python", 1), ("torchrun", None), ("sh", None)])
+def test_program_that_no_launcher_starts_is_one_rank(program: str, processes: int | None) -> None:
+    """Of a sbatch script and of a Job, too: else WORLD_SIZE counts GPUs, and RANK is not set."""
+    job = f"""
+kind: Job
+metadata: {{name: a}}
+spec:
+  completions: 2
+  template:
+    spec: {{containers: [{{name: a, image: "a:1", command: [{program}, main.py],
+                          resources: {{limits: {{nvidia.com/gpu: 4}}}}}}]}}
+"""
+    for text in (job, f"#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\nsrun {program} main.py\n"):
+        found = only(text)
+        assert found.job["spec"].get("processesPerReplica") == processes
+        assert any("one process in each pod, as before" in each for each in found.notes) is bool(processes)
 
 
 def test_job_of_a_workflow_in_a_queue_loses_its_owner() -> None:
