@@ -13,7 +13,7 @@ from dtj_client.archive import Archive
 from dtj_client.errors import ClientError
 from dtj_client.kubectl import Json
 from dtj_client.launchers import for_pods
-from dtj_client.requirements import INSTALLER, Requirements, install
+from dtj_client.requirements import INSTALLER, PATH, Requirements, add_to_path, install
 from dtj_client.template import merge
 
 CPU_IMAGE = "ghcr.io/dtj-dev/trainer:0.1.0-cpu"
@@ -172,11 +172,13 @@ def job(request: Request, *, with_code: bool, template: Json | None = None) -> J
         given = trainer.get("env") or []
         if not any(each["name"] == FOR_ACCELERATE["name"] for each in given):
             trainer["env"] = [*given, FOR_ACCELERATE]
+    if with_code and request.requirements:
+        trainer["env"] = add_to_path(trainer.get("env") or ())
     for each in made["spec"]["template"]["spec"].get("initContainers", ()):
         if each["name"] in {UNPACKER, INSTALLER}:
             each.update(_as(trainer))
         if each["name"] == INSTALLER:  # pip's index and proxies are variables of the program, too
-            each["env"] = [other for other in trainer["env"] if other["name"] != "PYTHONPATH"]
+            each["env"] = [other for other in trainer["env"] if other["name"] != PATH]
             each.update({"envFrom": trainer["envFrom"]} if trainer.get("envFrom") else {})
     return made
 
@@ -264,7 +266,7 @@ def asked(request: Request, *, with_code: bool, template: Json | None = None) ->
     if with_code:
         _add_code(pod, trainer, request)
         if request.requirements:
-            install(pod, trainer, request.requirements, code=WORK_FOLDER, env=env)
+            install(pod, trainer, request.requirements, code=WORK_FOLDER)
     spec: Json = {} if request.replicas is None else {"replicas": request.replicas}
     launch = torchrun.of_dtj(trainer["command"])
     if launch and launch.processes not in (None, "auto"):  # dtj refuses another number than that of the job
