@@ -29,6 +29,7 @@ UNPACKER = "code"  # name of the init container
 CODE_FOLDER = "/code"  # where the archive is mounted
 WORK_FOLDER = "/app"  # where the program runs
 ARCHIVE = "code.tar.gz"
+HOME = "/tmp"  # as in the trainer image; a user that the image does not know has / as home
 _OF_EACH = ("cpu", "memory", "ephemeral-storage")  # resources that init containers get too
 LONGEST_HOST = 63  # characters
 _GPUS = re.compile(r"(?:(?P<resource>[-.a-z0-9]+/[-._a-zA-Z0-9]+)=)?(?P<count>[0-9]+)")
@@ -61,8 +62,8 @@ class Request:
               template, else CPUs only
     image     empty: as in the template, else the trainer image
     cpu, memory  that each pod gets, such as 4 and 16Gi; empty: as in the template
-    user      number of the user that runs the program; None: as in the template, else the image's, which may
-              not be root
+    user      number of the user that runs the program, with /tmp as home; None: as in the template, else the
+              image's, which may not be root
     env       variables of the program
     env_from  Secrets and ConfigMaps with more of them: secret/NAME, or VARIABLE=secret/NAME/KEY for one
     claim     name of a PersistentVolumeClaim for checkpoints; empty: none
@@ -172,6 +173,8 @@ def job(request: Request, *, with_code: bool, template: Json | None = None) -> J
         given = trainer.get("env") or []
         if not any(each["name"] == FOR_ACCELERATE["name"] for each in given):
             trainer["env"] = [*given, FOR_ACCELERATE]
+    if request.user and not any(each["name"] == "HOME" for each in trainer.get("env") or ()):
+        trainer["env"] = [*(trainer.get("env") or ()), {"name": "HOME", "value": HOME}]
     if with_code and request.requirements:
         trainer["env"] = add_to_path(trainer.get("env") or ())
     for each in made["spec"]["template"]["spec"].get("initContainers", ()):

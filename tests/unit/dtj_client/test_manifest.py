@@ -199,6 +199,29 @@ def test_job_has_as_many_ranks_as_dtj_starts(words: list[str], expected: int) ->
     assert parsed(made).processes == expected  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("options", "home"),
+    [
+        ({"user": 1000}, "/tmp"),
+        ({"user": 1000, "env": {"HOME": "/home/me"}}, "/home/me"),
+        ({"user": 0}, None),
+        ({}, None),
+    ],
+)
+def test_user_of_whom_the_image_may_not_know_has_a_home(options: dict[str, Any], home: str | None) -> None:
+    for of_template in (None, "/data"):
+        container = {
+            "name": "trainer",
+            "env": [{"name": "HOME", "value": of_template}] if of_template else [],
+        }
+        template = {"spec": {"template": {"spec": {"containers": [container]}}}}
+        made = job(Request(name="a", command=["a.py"], **options), with_code=False, template=template)
+        (trainer,) = made["spec"]["template"]["spec"]["containers"]
+        found = {each["name"]: each["value"] for each in trainer["env"]}
+        expected = home if "env" in options else of_template or home
+        assert found == ({"HOME": expected} if expected else {})
+
+
 def test_number_of_gpus_leaves_the_network_card_of_the_template() -> None:
     limits = {"nvidia.com/gpu": 8, "nvidia.com/hostdev": 1}
     containers = [{"name": "trainer", "resources": {"limits": limits}}]
