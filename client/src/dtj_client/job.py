@@ -253,7 +253,8 @@ class Job:
                 self._sleep(ends, f"{self.name}: {running} pods still run; the job is suspended")
                 with patience.forgiving():
                     running = self.running_pods()
-            delete_patiently(self)
+            with contextlib.suppress(GoneError):  # an earlier question may have had its effect
+                patience.ask(self.delete)
 
     def running_pods(self) -> int:
         """Return how many pods have not ended."""
@@ -273,12 +274,6 @@ class Job:
         if left <= 0:
             raise TimeoutError(message)
         time.sleep(min(POLL_S, left))
-
-
-def delete_patiently(job: Job) -> None:
-    """Delete the job, if it is there, and ask again if there is no answer."""
-    with contextlib.suppress(GoneError):  # an earlier question may have had its effect
-        Patience().ask(job.delete)
 
 
 @contextlib.contextmanager

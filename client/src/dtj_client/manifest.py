@@ -159,8 +159,7 @@ def job(request: Request, *, with_code: bool, template: Json | None = None) -> J
     if request.gpus is not None:  # those of the template are others, or requests that the limits replace
         resources = dict(trainer["resources"])
         for kind in resources.keys() & {"limits", "requests"}:
-            given = resources[kind] or {}
-            replaced = _of_a_kind(given)
+            replaced, given = _kinds(template), resources[kind] or {}
             resources[kind] = {name: given[name] for name in given if name not in replaced}
         resources["limits"] |= gpus
         trainer["resources"] = resources
@@ -201,14 +200,15 @@ def _gpus(request: Request, template: Json | None) -> dict[str, int]:
     found = _GPUS.fullmatch(str(request.gpus))
     if not found:
         return {}
-    containers = ((template or {}).get("spec") or {}).get("template", {}).get("spec", {}).get("containers")
-    known = {name for each in containers or () for name in _of_a_kind(limits_of(each))}
+    known = _kinds(template)
     return {found["resource"] or (known.pop() if len(known) == 1 else GPU): int(found["count"])}
 
 
-def _of_a_kind(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The accelerators that `gpus` replaces: whole ones, else parts, such as slices (MIG)."""
-    return counted(given) or accelerators(given)
+def _kinds(template: Json | None) -> set[str]:
+    """The resources of the template that `gpus` replaces: whole accelerators, else parts of them (MIG)."""
+    containers = ((template or {}).get("spec") or {}).get("template", {}).get("spec", {}).get("containers")
+    limits = [limits_of(each) for each in containers or ()]
+    return {name for each in limits for name in counted(each) or accelerators(each)}
 
 
 def image_for(given: Mapping[str, Any], named: Collection[str] = ()) -> str:

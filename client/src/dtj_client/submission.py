@@ -59,7 +59,9 @@ def create(kubectl: Kubectl, job: Json, code: Json | None = None) -> Json:
 
 def _undo(kubectl: Kubectl, job: Json, code: Json | None, unanswered: UnansweredError) -> None:
     """Delete the job if it was created and lacks its code. Raises ClientError if there may be a job now."""
-    name = job["metadata"].get("name", "")
+    name = job["metadata"].get("name")
+    if name is None:  # the cluster gives it one
+        return
     try:
         stored = kubectl.job(name)
         if code is not None and _is_left_behind(kubectl, owned_by(stored, code)):
