@@ -208,7 +208,7 @@ def test_job_has_as_many_ranks_as_dtj_starts(words: list[str], expected: int) ->
         ({}, None),
     ],
 )
-def test_user_of_whom_the_image_may_not_know_has_a_home(options: dict[str, Any], home: str | None) -> None:
+def test_user_that_the_image_may_not_know_has_a_home(options: dict[str, Any], home: str | None) -> None:
     for of_template in (None, "/data"):
         container = {
             "name": "trainer",
