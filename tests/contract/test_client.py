@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from dtj_client import manifest
+from dtj_client import amounts
 from dtj_operator.model import spec
 
 Json = dict[str, Any]
@@ -17,8 +17,8 @@ def test_client_takes_the_amounts_that_the_crd_takes_but_negative_ones():
     for name in ("spec", "template", "spec", "containers"):
         schema = schema["properties"][name]
     limits = schema["items"]["properties"]["resources"]["properties"]["limits"]
-    assert limits["additionalProperties"]["pattern"] == f"^[+-]?{manifest._AMOUNT.pattern}$"
+    assert limits["additionalProperties"]["pattern"] == f"^[+-]?{amounts.AMOUNT.pattern}$"
 
 
 def test_client_and_operator_count_the_same_resources_as_accelerators():
-    assert manifest.ACCELERATORS == spec.ACCELERATORS
+    assert amounts.COUNTED == spec.ACCELERATORS

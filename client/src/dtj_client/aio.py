@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from dtj_client import api, job
 from dtj_client.api import cluster
-from dtj_client.errors import ClientError, Patience
+from dtj_client.errors import ClientError, GoneError, Patience
 from dtj_client.events import Event
 from dtj_client.job import Status
 from dtj_client.kubectl import Json, Kubectl
@@ -110,15 +110,15 @@ class Job:
 
         Raises TimeoutError after `timeout` seconds; the job is then suspended.
         """
-        if await self.phase not in job.FINAL:
+        is_suspended = await self.phase not in job.FINAL
+        if is_suspended:
             await self.suspend()
-        async with _at_most(timeout, lambda: f"{self.name}: pods still run; the job is suspended"):
-            patience, running = Patience(), await asyncio.to_thread(self._job.running_pods)
-            while running:
-                await asyncio.sleep(job.POLL_S)
-                with patience.forgiving():
-                    running = await asyncio.to_thread(self._job.running_pods)
-        await self.delete()
+        with job.saying_that_it_stays(self.name, is_suspended):
+            async with _at_most(timeout, lambda: f"{self.name}: pods still run; the job is suspended"):
+                while await _answer(self._job.running_pods):  # noqa: ASYNC110 - the cluster is asked
+                    await asyncio.sleep(job.POLL_S)
+            with contextlib.suppress(GoneError):  # an earlier question may have had its effect
+                await _answer(self._job.delete)
 
     async def logs(
         self,
@@ -152,6 +152,17 @@ class Job:
     @cached_property  # it remembers which job it has seen
     def _job(self) -> job.Job:
         return job.Job(self.name, self.kubectl)
+
+
+async def _answer(question: Callable[[], T]) -> T:
+    """The answer of the cluster, as Patience.ask gets it."""
+    patience, answers = Patience(), list[T]()
+    while not answers:
+        with patience.forgiving():
+            answers.append(await asyncio.to_thread(question))
+        if not answers:
+            await asyncio.sleep(job.POLL_S)
+    return answers[0]
 
 
 @contextlib.asynccontextmanager

@@ -1,5 +1,6 @@
 """The verbs of `kubectl dtj` for Python programs and notebooks."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
@@ -41,6 +42,8 @@ def submit(  # noqa: PLR0913 - the options of a command line
     kubectl: Kubectl | None = None,
 ) -> Job:
     """Run a program or a function on each replica of a new job, and return the job. Raises ClientError.
+
+    Warns of files of the folder that are not sent: links, and what looks like a secret.
 
     program      a file such as train.py, another command, or a function, whose source is sent
     arguments    of the program; of a function: numbers, strings, and lists and dictionaries of these
@@ -112,7 +115,10 @@ def submit(  # noqa: PLR0913 - the options of a command line
     part = find(kubectl, template).job if template else {}
     if code or extra:
         where = None if folder is None else Path(folder)
-        stored = delivery.submit(kubectl, delivery.prepare(request, part, where, extra, claim=code_claim))
+        sent = delivery.prepare(request, part, where, extra, claim=code_claim)
+        for sentence in sent.left_behind():
+            warnings.warn(sentence, stacklevel=2)
+        stored = delivery.submit(kubectl, sent)
     else:
         stored = submission.create(kubectl, manifest.job(request, with_code=False, template=part))
     return Job(stored["metadata"]["name"], kubectl)

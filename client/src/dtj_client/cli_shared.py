@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from dtj_client.errors import ClientError, GoneError
+from dtj_client.errors import ClientError, GoneError, Patience
 from dtj_client.events import of_kubelet
 from dtj_client.job import Job
 from dtj_client.kubectl import Kubectl
@@ -147,7 +147,7 @@ def _say_what_it_waits_for(job: Job, has_begun: threading.Event) -> None:
 
 def ended(job: Job, *, err: bool = False) -> int:
     """Print how the job ended, and why it failed; return 1 if it has failed."""
-    status = job.status
+    status = Patience().ask(lambda: job.status)  # its last answer may be hours old
     click.echo(f"{job.name}: {status.phase}", err=err)
     if status.phase == "Succeeded":
         return 0

@@ -19,7 +19,6 @@ from dtj_client.requirements import read
 from dtj_client.template import find, origins
 
 FILE = click.Path()  # the completion of the shell offers files
-NAMED = 10  # files that are not sent
 BEFORE_THE_PROGRAM = (
     *("--checkpoints", "--code-claim", "--context", "--cpu", "--dry-run", "--env-from", "--follow", "--gpus"),
     *("--image", "--kubeconfig", "--memory", "--namespace", "--no-code", "--queue", "--replicas"),
@@ -250,14 +249,8 @@ def _from_folder(  # noqa: PLR0913 - the options of a command line
 
 
 def _say_what_goes_along(sent: Delivery) -> None:
-    click.echo(str(sent), err=True)
-    for why, paths in (
-        ("they look like secrets", sent.archive.secrets),
-        ("they are links", sent.archive.links),
-    ):
-        if paths:
-            more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
-            click.echo(f"not sent, because {why}: {', '.join(paths[:NAMED])}{more}", err=True)
+    for sentence in (str(sent), *sent.left_behind()):
+        click.echo(sentence, err=True)
 
 
 def _text(objects: list[Json], output: str) -> str:

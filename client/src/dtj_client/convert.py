@@ -11,7 +11,7 @@ from functools import partial
 
 import yaml
 
-from dtj_client import accelerate, launchers, manifest, slurm, torchrun
+from dtj_client import accelerate, amounts, launchers, manifest, slurm, torchrun
 from dtj_client.as_yaml import as_yaml
 from dtj_client.errors import ClientError, not_yaml
 from dtj_client.from_yaml import objects
@@ -42,7 +42,9 @@ def convert(text: str) -> list[Converted]:
     """Convert the PyTorchJobs, TrainJobs and Jobs of a file, or an sbatch script. Raises ClientError."""
     if re.search(r"^#SBATCH\s", text, re.MULTILINE):
         script = slurm.parse(text)
-        return [_with_values_to_write(_finished(script.name, script.spec, script.notes, {}))]
+        made = _finished(script.name, script.spec, script.notes, {})
+        _count_processes(made)
+        return [_with_values_to_write(made)]
     try:
         found: list[Json] = [each for each in objects(text) if isinstance(each, dict) and each.get("kind")]
     except yaml.YAMLError as error:
@@ -112,8 +114,7 @@ def _object(old: Json, runtimes: Json) -> Converted:
     if QUEUE_LABEL in (metadata.get("labels") or {}) and spec.pop("suspend", None):
         notes.append("left out: suspend: true: Kueue keeps the job waiting until it admits it")
     new = _finished(metadata.pop("name", None) or "converted", spec, notes, metadata)
-    if kind == "PyTorchJob":
-        _count_pods(new)
+    _count_processes(new, of_pods=kind == "PyTorchJob")
     new.notes += [f"not carried over: {each}" for each in _left(rest, old)]
     return new
 
@@ -141,7 +142,7 @@ def _finished(name: str, spec: Json, notes: list[str], metadata: Json) -> Conver
             notes.append(_NOT_ROOT)
     else:
         try:
-            image = manifest.image_for(manifest.limits_of(trainer))
+            image = manifest.image_for(amounts.limits_of(trainer))
         except ClientError as error:
             notes.append(f"no image was named, and {error.message}: write the image")
         else:
@@ -152,7 +153,7 @@ def _finished(name: str, spec: Json, notes: list[str], metadata: Json) -> Conver
             )
     _remove_rendezvous(trainer, notes)
     words = [*(trainer.get("command") or ()), *(trainer.get("args") or ())]
-    on_cpus = manifest.is_on_cpus(trainer)
+    on_cpus = amounts.is_on_cpus(trainer)
     accelerated = partial(accelerate.clean, on_cpus=on_cpus)
     if launched := torchrun.clean(words) or torchrun.in_a_shell(words):
         trainer["command"] = launched.words
@@ -234,12 +235,15 @@ def _pytorchjob(old: Json, spec: Json, notes: list[str]) -> None:
         del spec["recovery"]
 
 
-def _count_pods(new: Converted) -> None:
-    """RANK and WORLD_SIZE of a PyTorchJob count its pods, unless it names a number of processes."""
+def _count_processes(new: Converted, *, of_pods: bool = False) -> None:
+    """Let a command that starts one process be one rank, however many GPUs its pod has.
+
+    of_pods  RANK and WORLD_SIZE count pods, as in a PyTorchJob that names no number of processes
+    """
     spec, notes = new.job["spec"], new.notes
     trainer = next(c for c in spec["template"]["spec"]["containers"] if c["name"] == "trainer")
     words = [str(word) for word in (*(trainer.get("command") or ()), *(trainer.get("args") or ()))]
-    gpus = manifest.accelerators(manifest.limits_of(trainer))
+    gpus = amounts.counted(amounts.limits_of(trainer))
     if spec.get("processesPerReplica", "auto") != "auto" or sum(map(int, gpus.values())) < 2 or not words:
         return
     program = words[0].rpartition("/")[2]
@@ -249,7 +253,7 @@ def _count_pods(new: Converted) -> None:
             "processesPerReplica: 1: one process in each pod, as before; with torchrun or dtj run as the "
             "command each GPU has one without this line"
         )
-    elif program not in torchrun.SHELLS:
+    elif not of_pods or program not in torchrun.SHELLS:
         return
     elif re.search(r"\$\{?(RANK|WORLD_SIZE)\b", " ".join(words)):
         spec["processesPerReplica"] = 1

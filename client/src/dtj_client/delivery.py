@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -16,6 +16,7 @@ from dtj_client.progress import Progress, ignore
 from dtj_client.torchrun import SHELLS
 from dtj_client.upload import upload
 
+NAMED = 10  # files that are not sent
 CODE_PATH = ".dtj/code"  # in a claim
 Bar = Callable[[str], AbstractContextManager[Progress]]
 
@@ -41,6 +42,16 @@ class Delivery:
             return f"sending {size}, in a ConfigMap"
         why = f"a ConfigMap has at most {archive.LIMIT >> 10} KiB"
         return f"sending {size}, through claim {self.place.claim}, because {why}"
+
+    def left_behind(self) -> Iterator[str]:
+        """Yield a sentence about the secrets that are not sent, and one about the links."""
+        for why, paths in (
+            ("they look like secrets", self.archive.secrets),
+            ("they are links", self.archive.links),
+        ):
+            if paths:
+                more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
+                yield f"not sent, because {why}: {', '.join(paths[:NAMED])}{more}"
 
 
 def quiet(_label: str) -> AbstractContextManager[Progress]:

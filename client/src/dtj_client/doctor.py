@@ -6,9 +6,9 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from dtj_client.amounts import accelerators, number
 from dtj_client.errors import ClientError
 from dtj_client.kubectl import GROUP, KIND, VERSION, Json, Kubectl
-from dtj_client.manifest import accelerators
 from dtj_client.report import condition
 
 NEEDED = (
@@ -122,8 +122,9 @@ def _gpus(kubectl: Kubectl) -> Finding:
     counts: dict[str, list[int]] = {}
     for node in nodes:
         allocatable = (node.get("status") or {}).get("allocatable", {})
-        for name, count in accelerators(allocatable).items():
-            counts.setdefault(name, []).extend([int(count)] if int(count) else [])
+        for name, amount in accelerators(allocatable).items():
+            count = int(number(str(amount)) or 0)
+            counts.setdefault(name, []).extend([count] if count else [])
     found = [
         f"{sum(each)} {name} on {len(each)} of {len(nodes)} nodes" for name, each in counts.items() if each
     ]

@@ -2,6 +2,7 @@
 
 ClientError
     UnreachableError   no answer: asking again later may help
+        UnansweredError    and the cluster may have done what was asked
     ForbiddenError     the user lacks a right: asking again will not help
     ExistsError        there is an object of this name
     GoneError          there is no job of this name
@@ -11,9 +12,11 @@ ClientError
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 PATIENCE_S = 300.0
+_RETRY_S = 2.0
 
 
 class ClientError(Exception):
@@ -29,6 +32,10 @@ class ClientError(Exception):
 
 class UnreachableError(ClientError):
     """The cluster gave no answer."""
+
+
+class UnansweredError(UnreachableError):
+    """The cluster gave no answer, and may have done what was asked."""
 
 
 class ForbiddenError(ClientError):
@@ -64,6 +71,16 @@ class Patience:
                 raise
         else:
             self._silent_since = 0.0
+
+    def ask(self, question: Callable[[], T]) -> T:
+        """Ask until there is an answer; UnreachableError if there is none for PATIENCE_S."""
+        answers: list[T] = []
+        while True:
+            with self.forgiving():
+                answers.append(question())
+            if answers:
+                return answers[0]
+            time.sleep(_RETRY_S)
 
 
 def not_yaml(error: Exception) -> str:

@@ -66,8 +66,12 @@ def _collect(name: str, value: Any, parts: dict[str, str], with_folder: bool) ->
         scope = vars(sys.modules[value.__module__])
         parts[name] = ""  # ends the recursion of functions that call each other
         for used in _names_used(source):
-            if used in scope and used not in parts:
+            if used not in scope or _is_of_python(used, scope[used]):
+                continue
+            if used not in parts:
                 _collect(used, scope[used], parts, with_folder)
+            for dotted in sorted(_submodules(source, used, scope[used])):
+                parts[f"import {dotted}"] = f"import {dotted}"
         del parts[name]  # to come behind what it uses
         parts[name] = source if value.__name__ == name else f"{source}\n{name} = {value.__name__}"
 
@@ -102,8 +106,35 @@ def _names_used(source: str) -> Iterator[str]:
         tables.extend(table.get_children())
         for symbol in table.get_symbols():
             outer = not symbol.is_assigned() if table is whole else symbol.is_global()
-            if outer and symbol.is_referenced() and not hasattr(builtins, symbol.get_name()):
+            if outer and symbol.is_referenced():
                 yield symbol.get_name()
+
+
+def _is_of_python(name: str, value: object) -> bool:
+    """Whether another program has the name without a definition; IPython defines open, exit and quit."""
+    if not hasattr(builtins, name):
+        return False
+    is_same = getattr(value, "__wrapped__", value) is getattr(builtins, name)
+    return is_same or name.startswith("__") or type(value).__module__.startswith("IPython.")
+
+
+def _submodules(source: str, name: str, value: object) -> set[str]:
+    """The modules that a definition names within a package, as xml.dom: `import xml` may not load them."""
+    if not isinstance(value, ModuleType):
+        return set()
+    said = {_dotted(node) for node in ast.walk(ast.parse(source))}
+    within = {f"{value.__name__}{each.removeprefix(name)}" for each in said if each.startswith(f"{name}.")}
+    return {each for each in within if isinstance(sys.modules.get(each), ModuleType)}
+
+
+def _dotted(node: ast.AST) -> str:
+    """The text of an expression such as xml.dom.minidom; of another one empty."""
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=value, attr=name) if before := _dotted(value):
+            return f"{before}.{name}"
+    return ""
 
 
 def _is_plain(value: object) -> bool:

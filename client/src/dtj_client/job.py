@@ -241,17 +241,20 @@ class Job:
 
         Raises TimeoutError after `timeout` seconds; the job is then suspended.
         """
-        if self.phase not in FINAL:
+        is_suspended = self.phase not in FINAL
+        if is_suspended:
             self.suspend()
         ends = None if timeout is None else time.monotonic() + timeout
-        pods = running = self.running_pods()
-        patience = Patience()
-        while running:
-            self.progress(pods - running, pods)
-            self._sleep(ends, f"{self.name}: {running} pods still run; the job is suspended")
-            with patience.forgiving():
-                running = self.running_pods()
-        self.delete()
+        with saying_that_it_stays(self.name, is_suspended):
+            patience = Patience()
+            pods = running = patience.ask(self.running_pods)
+            while running:
+                self.progress(pods - running, pods)
+                self._sleep(ends, f"{self.name}: {running} pods still run; the job is suspended")
+                with patience.forgiving():
+                    running = self.running_pods()
+            with contextlib.suppress(GoneError):  # an earlier question may have had its effect
+                patience.ask(self.delete)
 
     def running_pods(self) -> int:
         """Return how many pods have not ended."""
@@ -271,6 +274,18 @@ class Job:
         if left <= 0:
             raise TimeoutError(message)
         time.sleep(min(POLL_S, left))
+
+
+@contextlib.contextmanager
+def saying_that_it_stays(name: str, is_suspended: bool) -> Iterator[None]:
+    """Add to the error for which a job is not deleted that it is suspended."""
+    try:
+        yield
+    except ClientError as error:
+        if not is_suspended:
+            raise
+        fix = f"kubectl dtj delete {name}; or kubectl dtj resume {name}, which starts it again"
+        raise type(error)(f"{error.message}; job {name} is suspended and was not deleted", fix) from error
 
 
 def _has_ended(pod: Json) -> bool:

@@ -19,6 +19,7 @@ from dtj_client.errors import (
     ForbiddenError,
     GoneError,
     SilentNodeError,
+    UnansweredError,
     UnreachableError,
 )
 from dtj_client.progress import Progress, ignore
@@ -140,6 +141,12 @@ _EXPLAINED = [
             _CHOOSE,
             UnreachableError,
         ),
+        (  # the connection ended behind the question; kubectl calls that unable to connect, too
+            r"(?:read|write) tcp |http2: |while awaiting headers|: EOF$",
+            "the API server gave no answer: {said}",
+            "try again",
+            UnansweredError,
+        ),
         (
             r"connection refused|was refused|no such host|i/o timeout|no configuration has been provided"
             r"|^Unable to connect to the server",
@@ -154,7 +161,7 @@ _EXPLAINED = [
             r"|in the time allotted|prevented the request from succeeding",
             "the API server gave no answer: {said}",
             "try again",
-            UnreachableError,
+            UnansweredError,
         ),
     )
 ]

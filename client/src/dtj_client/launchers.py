@@ -34,9 +34,10 @@ def for_pods(words: Sequence[str], replicas: int, *, on_cpus: bool) -> list[str]
                 "leave it out: accelerate launch gets the place of each pod from the job",
             )
         return launch.words
-    if launch := torchrun.clean(words):
+    if launch := torchrun.clean(words) or torchrun.of_dtj(words):
         ranks = [] if launch.processes is None else [f"--nproc-per-node={launch.processes}"]
-        left = shlex.join([launch.words[0], *ranks, *launch.words[1:]])
+        begin = 2 if launch.words[0].rpartition("/")[2] == "dtj" else 1
+        left = shlex.join([*launch.words[:begin], *ranks, *launch.words[begin:]])
         for name, value in launch.left_out:
             if _is_for_one_machine(name, value, replicas):
                 said = f"--{name} {value}".strip()

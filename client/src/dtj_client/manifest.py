@@ -2,39 +2,37 @@
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dtj_client import torchrun
+from dtj_client import amounts, torchrun
+from dtj_client.amounts import GPU, accelerators, counted, is_on_cpus, limits_of
 from dtj_client.archive import Archive
 from dtj_client.errors import ClientError
 from dtj_client.kubectl import Json
 from dtj_client.launchers import for_pods
-from dtj_client.requirements import INSTALLER, Requirements, install
+from dtj_client.requirements import INSTALLER, PATH, Requirements, add_to_path, install
 from dtj_client.template import merge
 
 CPU_IMAGE = "ghcr.io/dtj-dev/trainer:0.1.0-cpu"
 GPU_IMAGE = "ghcr.io/dtj-dev/trainer:0.1.0"
-GPU = "nvidia.com/gpu"
+OF_NVIDIA = "nvidia.com/"  # resources of GPUs and of their parts
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-# Accelerators for each of which the operator starts a rank; and all resources whose names end in /gpu.
-ACCELERATORS = ("google.com/tpu", "habana.ai/gaudi", "gpu.intel.com/xe", "gpu.intel.com/i915")
 BY_THE_OPERATOR = re.compile(  # names of variables that it sets; the CRD refuses them
     r"(PET|DTJ)_.*|MASTER_(ADDR|PORT)|(LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|NNODES|NPROC_PER_NODE"
 )
 # Without it Accelerate, and so transformers' Trainer, trains in each rank for itself on CPUs.
 FOR_ACCELERATE = {"name": "ACCELERATE_USE_CPU", "value": "true"}
 UNPACKER = "code"  # name of the init container
-SMALLEST_MEMORY = 2**20  # bytes; less is a number without its unit
 CODE_FOLDER = "/code"  # where the archive is mounted
 WORK_FOLDER = "/app"  # where the program runs
 ARCHIVE = "code.tar.gz"
 _USER = ("runAsUser", "runAsNonRoot")  # fields of a securityContext that `user` decides
+HOME = "/tmp"  # as in the trainer image; a user that the image does not know has / as home
 _OF_EACH = ("cpu", "memory", "ephemeral-storage")  # resources that init containers get too
 LONGEST_HOST = 63  # characters
-_AMOUNT = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?")
 _GPUS = re.compile(r"(?:(?P<resource>[-.a-z0-9]+/[-._a-zA-Z0-9]+)=)?(?P<count>[0-9]+)")
 _KINDS = {"secret": "secret", "configmap": "configMap"}  # beginning of the fields for it
 # All keys of an object, or one key as a variable.
@@ -65,8 +63,8 @@ class Request:
               template, else CPUs only
     image     empty: as in the template, else the trainer image
     cpu, memory  that each pod gets, such as 4 and 16Gi; empty: as in the template
-    user      number of the user that runs the program; None: as in the template, else the image's, which may
-              not be root
+    user      number of the user that runs the program, with /tmp as home; None: as in the template, else the
+              image's, which may not be root
     env       variables of the program
     env_from  Secrets and ConfigMaps with more of them: secret/NAME, or VARIABLE=secret/NAME/KEY for one
     claim     name of a PersistentVolumeClaim for checkpoints; empty: none
@@ -102,15 +100,7 @@ class Request:
                 f"gpus: {self.gpus!r} is not a number of GPUs",
                 "write a number, or such as amd.com/gpu=8 or gpu.intel.com/xe=4",
             )
-        for name, amount in self.amounts.items():
-            if not _AMOUNT.fullmatch(amount):
-                raise ClientError(
-                    f"{name}: {amount!r} is not an amount", "write a number, or such as 500m, 16Gi or 16G"
-                )
-        if self.memory.isdecimal() and int(self.memory) < SMALLEST_MEMORY:
-            raise ClientError(
-                f"memory: {self.memory} is a number of bytes", f"write the unit, such as {self.memory}Gi"
-            )
+        amounts.check(cpu=self.cpu, memory=self.memory)
         for source in self.env_from:
             found = _SOURCE.fullmatch(source)
             if not found or bool(found["variable"]) != bool(found["key"]):
@@ -123,24 +113,6 @@ class Request:
     def amounts(self) -> dict[str, str]:
         """What each pod asks for, and may not exceed."""
         return {name: amount for name, amount in (("cpu", self.cpu), ("memory", self.memory)) if amount}
-
-
-def limits_of(container: Json) -> Json:
-    """The limits of a container, empty if it has none."""
-    found: Json = (container.get("resources") or {}).get("limits") or {}
-    return found
-
-
-def accelerators(amounts: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the resources that are accelerators."""
-    return {name: amounts[name] for name in amounts if name.endswith("/gpu") or name in ACCELERATORS}
-
-
-def is_on_cpus(container: Json) -> bool:
-    """Whether a container asks for no accelerator, neither by a number nor by a resource claim."""
-    counts = accelerators(limits_of(container)).values()
-    claims = (container.get("resources") or {}).get("claims")
-    return not claims and all(str(count) == "0" for count in counts)
 
 
 def new_name(program: str) -> str:
@@ -186,27 +158,32 @@ def job(request: Request, *, with_code: bool, template: Json | None = None) -> J
     trainer.pop("args", None)  # of the template: they belong to another command
     if request.user is not None and (own := trainer.get("securityContext")):  # it wins over the pod's
         trainer["securityContext"] = {key: own[key] for key in own if key not in _USER}
+    gpus = _gpus(request, template)
     if request.gpus is not None:  # those of the template are others, or requests that the limits replace
         resources = dict(trainer["resources"])
         for kind in resources.keys() & {"limits", "requests"}:
-            amounts = resources[kind] or {}
-            others = [name for name in amounts if name not in accelerators(amounts)]
-            resources[kind] = {name: amounts[name] for name in others}
-        resources["limits"] |= _gpus(request, template)
+            replaced, given = _kinds(template), resources[kind] or {}
+            resources[kind] = {name: given[name] for name in given if name not in replaced}
+        resources["limits"] |= gpus
         trainer["resources"] = resources
+    on_cpus = is_on_cpus(trainer, gpus)
     if (replicas := int(made["spec"]["replicas"])) > 1:
-        trainer["command"] = for_pods(trainer["command"], replicas, on_cpus=is_on_cpus(trainer))
+        trainer["command"] = for_pods(trainer["command"], replicas, on_cpus=on_cpus)
     if "image" not in trainer:
-        trainer["image"] = image_for(limits_of(trainer))
-    if is_on_cpus(trainer) and torchrun.clean(trainer["command"]):  # dtj run does it by itself
+        trainer["image"] = image_for(limits_of(trainer), gpus)
+    if on_cpus and torchrun.clean(trainer["command"]):  # dtj run does it by itself
         given = trainer.get("env") or []
         if not any(each["name"] == FOR_ACCELERATE["name"] for each in given):
             trainer["env"] = [*given, FOR_ACCELERATE]
+    if request.user and not any(each["name"] == "HOME" for each in trainer.get("env") or ()):
+        trainer["env"] = [*(trainer.get("env") or ()), {"name": "HOME", "value": HOME}]
+    if with_code and request.requirements:
+        trainer["env"] = add_to_path(trainer.get("env") or ())
     for each in made["spec"]["template"]["spec"].get("initContainers", ()):
         if each["name"] in {UNPACKER, INSTALLER}:
             each.update(_as(trainer))
         if each["name"] == INSTALLER:  # pip's index and proxies are variables of the program, too
-            each["env"] = [other for other in trainer["env"] if other["name"] != "PYTHONPATH"]
+            each["env"] = [other for other in trainer["env"] if other["name"] != PATH]
             each.update({"envFrom": trainer["envFrom"]} if trainer.get("envFrom") else {})
     return made
 
@@ -226,15 +203,24 @@ def _gpus(request: Request, template: Json | None) -> dict[str, int]:
     found = _GPUS.fullmatch(str(request.gpus))
     if not found:
         return {}
-    containers = ((template or {}).get("spec") or {}).get("template", {}).get("spec", {}).get("containers")
-    known = {name for each in containers or () for name in accelerators(limits_of(each))}
+    known = _kinds(template)
     return {found["resource"] or (known.pop() if len(known) == 1 else GPU): int(found["count"])}
 
 
-def image_for(amounts: Mapping[str, Any]) -> str:
-    """The trainer image for these accelerators. Raises ClientError if there is none."""
-    used = [name for name, count in accelerators(amounts).items() if str(count) != "0"]
-    if others := [name for name in used if name != GPU]:
+def _kinds(template: Json | None) -> set[str]:
+    """The resources of the template that `gpus` replaces: whole accelerators, else parts of them (MIG)."""
+    containers = ((template or {}).get("spec") or {}).get("template", {}).get("spec", {}).get("containers")
+    limits = [limits_of(each) for each in containers or ()]
+    return {name for each in limits for name in counted(each) or accelerators(each)}
+
+
+def image_for(given: Mapping[str, Any], named: Collection[str] = ()) -> str:
+    """The trainer image for these accelerators. Raises ClientError if there is none.
+
+    named  as in amounts.py
+    """
+    used = [name for name, count in accelerators(given, named).items() if str(count) != "0"]
+    if others := [name for name in used if not name.startswith(OF_NVIDIA)]:
         raise ClientError(
             f"there is no trainer image for {others[0]}", "name yours with --image: docs/images.md says more"
         )
@@ -245,8 +231,8 @@ def _as(trainer: Json) -> Json:
     """What an init container has from the trainer: image, user, and what a quota may demand of each."""
     found: Json = {key: trainer[key] for key in ("image", "securityContext") if key in trainer}
     resources = {
-        kind: {name: amount for name, amount in (amounts or {}).items() if name in _OF_EACH}
-        for kind, amounts in (trainer.get("resources") or {}).items()
+        kind: {name: amount for name, amount in (given or {}).items() if name in _OF_EACH}
+        for kind, given in (trainer.get("resources") or {}).items()
         if kind in ("requests", "limits")
     }
     return found | ({"resources": resources} if any(resources.values()) else {})
@@ -286,8 +272,11 @@ def asked(request: Request, *, with_code: bool, template: Json | None = None) ->
     if with_code:
         _add_code(pod, trainer, request)
         if request.requirements:
-            install(pod, trainer, request.requirements, code=WORK_FOLDER, env=env)
+            install(pod, trainer, request.requirements, code=WORK_FOLDER)
     spec: Json = {} if request.replicas is None else {"replicas": request.replicas}
+    launch = torchrun.of_dtj(trainer["command"])
+    if launch and launch.processes not in (None, "auto"):  # dtj refuses another number than that of the job
+        spec["processesPerReplica"] = launch.processes
     spec["template"] = {"spec": pod}
     if request.claim:
         spec["checkpoint"] = {"volume": {"persistentVolumeClaim": {"claimName": request.claim}}}

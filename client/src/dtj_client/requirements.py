@@ -1,6 +1,6 @@
 """`submit --requirements`: an init container installs the packages of a file into a volume of the pod."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from dtj_client.kubectl import Json
 
 INSTALLER = "packages"  # name of the init container and of the volume
 FOLDER = "/packages"
+PATH, _GIVEN = "PYTHONPATH", "PYTHONPATH_BEFORE_PACKAGES"
 SITE = f"{FOLDER}/site"  # see pod_install.py
 
 
@@ -45,8 +46,8 @@ def read(path: str, folder: Path) -> Requirements:
     return Requirements(path=file.resolve().relative_to(folder.resolve()).as_posix(), text=text)
 
 
-def install(pod: Json, trainer: Json, found: Requirements, *, code: str, env: Mapping[str, str]) -> None:
-    """Add the init container, its volume, and PYTHONPATH; `code` is the folder of the code in the pod."""
+def install(pod: Json, trainer: Json, found: Requirements, *, code: str) -> None:
+    """Add the init container and its volume; `code` is the folder of the code in the pod."""
     mount = {"name": INSTALLER, "mountPath": FOLDER}
     source = Path(__file__).with_name("pod_install.py").read_text()
     checked = ["--require-hashes"] if found.is_hashed else []
@@ -60,6 +61,18 @@ def install(pod: Json, trainer: Json, found: Requirements, *, code: str, env: Ma
     pod["initContainers"] = [*pod["initContainers"], installer]
     pod["volumes"] = [*pod["volumes"], {"name": INSTALLER, "emptyDir": {}}]
     trainer["volumeMounts"] = [*trainer["volumeMounts"], mount]
-    given = env.get("PYTHONPATH")
-    others = [each for each in trainer.get("env", ()) if each["name"] != "PYTHONPATH"]
-    trainer["env"] = [*others, {"name": "PYTHONPATH", "value": f"{given}:{SITE}" if given else SITE}]
+
+
+def add_to_path(env: Sequence[Json]) -> list[Json]:
+    """The variables, with the folder of the packages behind those that PYTHONPATH names."""
+    made: list[Json] = []
+    before = ""
+    for each in env:
+        if each["name"] != PATH:
+            made.append(each)
+        elif "valueFrom" in each:  # of a Secret or a ConfigMap: Kubernetes puts it in
+            made.append({**each, "name": _GIVEN})
+            before = f"$({_GIVEN}):"
+        elif each.get("value"):
+            before = f"{each['value']}:"
+    return [*made, {"name": PATH, "value": f"{before}{SITE}"}]

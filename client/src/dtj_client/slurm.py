@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from itertools import chain, takewhile
 
 from dtj_client import accelerate, shell, torchrun
+from dtj_client.amounts import GPU, limits_of
 from dtj_client.kubectl import Json
-from dtj_client.manifest import BY_THE_OPERATOR, GPU, limits_of
+from dtj_client.manifest import BY_THE_OPERATOR
 
 _SHORT = {"J": "job-name", "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "t": "time", "G": "gpus"}
 _SHORT |= {"p": "partition", "A": "account", "q": "qos", "o": "output", "e": "error", "C": "constraint"}

@@ -11,7 +11,7 @@ from types import FrameType
 
 import yaml
 
-from dtj_client.errors import ClientError, ExistsError, GoneError, not_yaml
+from dtj_client.errors import ClientError, ExistsError, GoneError, UnansweredError, not_yaml
 from dtj_client.from_yaml import contents, decoded, objects
 from dtj_client.kubectl import GROUP, KIND, VERSION, Json, Kubectl
 from dtj_client.manifest import owned_by
@@ -33,7 +33,11 @@ def create(kubectl: Kubectl, job: Json, code: Json | None = None) -> Json:
     Ctrl-C.
     """
     with _interrupt_later() as raise_if_interrupted:
-        stored = kubectl.create(job)
+        try:
+            stored = kubectl.create(job)
+        except UnansweredError as error:
+            _undo(kubectl, job, code, error)
+            raise
         try:
             raise_if_interrupted()
             if code is not None:
@@ -51,6 +55,28 @@ def create(kubectl: Kubectl, job: Json, code: Json | None = None) -> Json:
                 ) from error
             raise
     return stored
+
+
+def _undo(kubectl: Kubectl, job: Json, code: Json | None, unanswered: UnansweredError) -> None:
+    """Delete the job if it was created and lacks its code. Raises ClientError if there may be a job now."""
+    name = job["metadata"].get("name")
+    if name is None:  # the cluster gives it one
+        return
+    try:
+        stored = kubectl.job(name)
+        if code is not None and _is_left_behind(kubectl, owned_by(stored, code)):
+            kubectl.delete(KIND, name)
+            return
+    except GoneError:
+        return
+    except ClientError as again:
+        without = "" if code is None else " without its code"
+        raise ClientError(
+            f"{unanswered.message}; job {name} may be there{without}: {again.message}",
+            f"kubectl dtj delete {name}",
+        ) from unanswered
+    fix = f"kubectl dtj status {name} shows whether it is the one that was submitted"
+    raise ClientError(f"{unanswered.message}; there is a job {name}", fix) from unanswered
 
 
 def _create_code(kubectl: Kubectl, code: Json, between_tries: Callable[[], None]) -> None:

@@ -34,14 +34,25 @@ class Launch:
 def clean(words: Sequence[str]) -> Launch | None:
     """Return the command without options that the operator sets; None if it does not begin with torchrun."""
     size = length_of_program(words, _PROGRAMS)
-    if not size:
-        return None
-    launch = Launch([words[0] if size == 1 else "torchrun"])
+    return _clean(words, size, [words[0] if size == 1 else "torchrun"]) if size else None
+
+
+def of_dtj(words: Sequence[str]) -> Launch | None:
+    """The same for dtj run, which has torchrun's options, and for dtj train."""
+    size = length_of_program(words, _DTJ)
+    return _clean(words, size, list(words[:size])) if size else None
+
+
+def _clean(words: Sequence[str], size: int, program: list[str]) -> Launch:
+    launch = Launch(program)
+    gives_local_rank = words[size - 1] == _LAUNCH
     rest = list(words[size:])
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "--module"):
-        name, value, given = take_option(rest, (*_FLAGS, *_SWITCHES))
+        name, value, given = take_option(rest, (*_FLAGS, *_SWITCHES, *SWITCHES_OF_DTJ))
         if name in (*_FLAGS, *_PLACE):
             launch.leave_out(name, value)
+        elif name == "use-env":  # only that of torch.distributed.launch; torchrun always does
+            gives_local_rank = False
         elif name in ("nproc-per-node", "nproc"):
             launch.processes = int(value) if value.isdigit() else "auto"
             if not value.isdigit() and value not in ("auto", "gpu"):  # such as Slurm's number of tasks
@@ -52,6 +63,8 @@ def clean(words: Sequence[str]) -> Launch | None:
         else:
             launch.words += given
     launch.words += rest
+    if gives_local_rank:
+        launch.notes.append("torchrun passes no --local-rank to the program: read LOCAL_RANK instead")
     return launch
 
 
@@ -88,10 +101,16 @@ def in_a_shell(
     return launch if launch and not any(_OF_THE_SHELL.search(word) for word in launch.words) else None
 
 
+_LAUNCH = "torch.distributed.launch"
 _PROGRAMS = (
     ("torchrun",),
     *((python, "-m", "torch.distributed.run") for python in ("python", "python3")),
-    *((python, "-m", "torch.distributed.launch") for python in ("python", "python3")),
+    *((python, "-m", _LAUNCH) for python in ("python", "python3")),
+)
+_DTJ = (("dtj", "run"), ("dtj", "train"))
+SWITCHES_OF_DTJ = (
+    *("async-save", "compile", "follow", "h", "help", "local", "m", "module", "no-buddy", "no-code"),
+    *("recompute", "reduce-once", "tf32", "virtual-local-rank"),
 )
 _SWITCHES = ("no-python", "run-path", "use-env")
 _OF_THE_SHELL = re.compile(r"\$(?!\([A-Z_]+\))")  # Kubernetes replaces the others

@@ -32,6 +32,7 @@ class Cluster:
     jobs_found: list[Json] = field(default_factory=list)
     details: dict[str, Json] = field(default_factory=dict)
     lines: list[Json] = field(default_factory=list)
+    log_id: str = "1"
     version: int = 0
     problem: str | None = None
 
@@ -49,8 +50,9 @@ class Cluster:
             raise LookupError(f"There is no job {name} in {namespace}; it may have been deleted.")
         return self.details[name]
 
-    def log(self, namespace: str, name: str, replicas: str, after: int) -> list[Json]:
-        return [line for line in self.lines if line["number"] > after]
+    def log(self, namespace: str, name: str, replicas: str, known: str, after: int) -> Json:
+        new = [line for line in self.lines if line["number"] > after or known != self.log_id]
+        return {"log": self.log_id, "lines": new}
 
 
 @dataclass

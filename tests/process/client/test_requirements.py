@@ -30,7 +30,7 @@ def run(folder: Path, text: str, **variables: str) -> subprocess.CompletedProces
     (folder / "requirements.txt").write_text(text)
     pod: dict[str, list[dict[str, list[str]]]] = {"initContainers": [], "volumes": []}
     found = Requirements(path="requirements.txt", text=text)
-    install(pod, {"volumeMounts": []}, found, code="/app", env={})
+    install(pod, {"volumeMounts": []}, found, code="/app")
     _, *words = pod["initContainers"][0]["command"]
     here = [str(folder / "packages") if each == "/packages" else each for each in words]
     env = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder), **variables}

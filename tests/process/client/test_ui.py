@@ -108,6 +108,27 @@ def test_page_of_a_job(page: Page, cluster: Cluster) -> None:
     page.until("h1")
 
 
+def test_log_continues_after_the_server_has_stopped_reading_it(page: Page, cluster: Cluster) -> None:
+    """It does while the page is hidden, and numbers the lines from 1 when it begins again."""
+
+    def lines(*texts: str) -> list[dict[str, Any]]:
+        return [
+            {"number": number, "at": made.at(now, 1), "replica": 0, "rank": 0, "text": text}
+            for number, text in enumerate(texts, 1)
+        ]
+
+    now = datetime.now(UTC)
+    cluster.details["gpt-small"] = made.document(now, lines=[])
+    cluster.lines = lines("one", "two", "three")
+    page.open("#/job/team/gpt-small")
+    page.until("h1", "gpt-small")
+    page.run("document.querySelector('.log').scrollIntoView()")
+    page.until(".log > div", "0one", "0two", "0three")
+    cluster.lines, cluster.log_id = lines("three", "four"), "2"
+    page.refresh()
+    page.until(".log > div", "0three", "0four")
+
+
 def test_thousand_replicas_are_squares_and_pages(page: Page, cluster: Cluster) -> None:
     cluster.details["gpt-small"] = made.document(
         datetime.now(UTC), replicas=1000, lines=made.logged(datetime.now(UTC), 600)

@@ -72,6 +72,16 @@ def test_job_ends_with_the_replicas_that_decide_its_success(start: Start, tmp_pa
     assert "the replicas of successPolicy have succeeded: ending the others" in ended.err
 
 
+def test_ranks_find_modules_in_the_folders_of_the_jobs_variable(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "module_of_the_job.py").touch()
+    (tmp_path / "script.py").write_text("import module_of_the_job")
+    job = manifest(tmp_path, PYTHONPATH="$(OUT)/lib")
+    job.write_text(job.read_text().replace(str(SMALL), str(tmp_path / "script.py")))
+    ended = start("run", "-f", job, "--local").wait()
+    assert ended.code == 0, ended.err
+
+
 def test_ctrl_c_ends_all_replicas(start: Start, tmp_path: Path) -> None:
     job = manifest(tmp_path, STEPS=100_000, READY_AT=3)
     command = start("run", "-f", job, "--local", "--checkpoint", tmp_path / "saved")

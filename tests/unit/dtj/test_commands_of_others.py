@@ -96,6 +96,19 @@ def test_words_of_submit_are_taken_and_those_without_an_effect_named(
     )
 
 
+def test_modules_are_found_in_the_folders_of_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a cluster; Python itself reads PYTHONPATH when it starts."""
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(sys, "path", ["/before"])
+    monkeypatch.setattr(cli, "launch", lambda *_: 5)
+    assert outcome("run", "--env", f"PYTHONPATH=src{os.pathsep}/lib", "train.py") == 5
+    assert sys.path == [str(tmp_path / "src"), "/lib", "/before"]
+
+
 def test_variable_without_a_value_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert outcome("train", "--env", "LR", "dtj.recipes.digits:recipe") == 78
     assert "--env LR: write NAME=VALUE" in capsys.readouterr().err

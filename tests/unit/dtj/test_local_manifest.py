@@ -10,7 +10,7 @@ import yaml
 
 from dtj.cli import commands as cli
 from dtj.errors import RecipeError
-from dtj.local.manifest import LocalJob, environment, expand, load, parse
+from dtj.local.manifest import LocalJob, environment, expand, load, parse, shared
 from dtj.local.replicas import is_lost, words
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -68,6 +68,13 @@ def test_variables_of_the_container_may_refer_to_those_of_the_job() -> None:
     found = variables(job(container={"env": env}, replicas=2), index=1)
     assert (found["A"], found["B"]) == ("1", "1-$(NONE)-$(A)")
     assert expand("--dir=$(A)", found) == "--dir=1"
+
+
+def test_variables_that_are_the_same_in_all_replicas() -> None:
+    """They are set before libraries read them, so they may not refer to others."""
+    env = {"A": "a$$b", "B": "$(A)/c", "C": "$(NODE_RANK)", "D": "$(C)", "E": "$(LATER)", "LATER": "x"}
+    container = {"env": [{"name": name, "value": value} for name, value in env.items()]}
+    assert shared(job(container=container)) == {"A": "a$b", "B": "a$b/c", "LATER": "x"}
 
 
 def test_replacement_has_less_budget_and_counts_as_newer() -> None:

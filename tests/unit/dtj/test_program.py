@@ -5,6 +5,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import pytest
@@ -25,12 +26,28 @@ from dtj.errors import RecipeError
         (["deepspeed", "train.py"], "deepspeed starts the ranks"),
         (["python", "train.py"], "python is a program\n  fix: leave out python: dtj run train.py"),
         (["nowhere.py"], "script not found: nowhere.py"),
+        (["dtj", "train", "a:b"], "dtj starts the ranks, and so does dtj run"),
     ],
 )
 def test_program_that_is_not_a_script(words: list[str], message: str) -> None:
     with pytest.raises(RecipeError) as raised:
         program.script(words[0], words[1:])
     assert message in f"{raised.value.what}\n  fix: {raised.value.fix}"
+
+
+def test_command_of_an_installed_package_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As litgpt: its console script is not in the current folder."""
+
+    def main() -> str:
+        return f"ran {sys.argv}"
+
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.setattr(program, "tune", main, raising=False)
+    entries = EntryPoints([EntryPoint("tune", "dtj.cli.program:tune", "console_scripts")])
+    monkeypatch.setattr(program, "entry_points", entries.select)
+    with pytest.raises(SystemExit, match=r"ran \['tune', '--lr', '1'\]"):
+        program.script("tune", ["--lr", "1"])()
 
 
 @pytest.mark.parametrize("module", ["torch.distributed.run", "accelerate.commands.launch"])

@@ -10,7 +10,7 @@ import pytest
 import dtj_client
 from dtj_client import aio, job
 from dtj_client.aio import _from_thread
-from dtj_client.errors import ClientError, ForbiddenError, GoneError
+from dtj_client.errors import ClientError, ForbiddenError, GoneError, UnreachableError
 from dtj_client.kubectl import Json, Kubectl
 
 
@@ -48,6 +48,29 @@ async def test_wait_returns_the_last_phase() -> None:
     found = aio.Job("digits", Phases())
     assert await found.wait() == "Succeeded"
     assert (await found.status).attempt == 3
+
+
+class Stopping(Phases):
+    """A cluster that gives no answer to the first question about pods and to the first deletion."""
+
+    def pods(self, _name: str) -> list[Json]:
+        if not _DELETED:
+            _DELETED.append("asked")
+            raise UnreachableError("no answer")
+        return []
+
+    def delete(self, _kind: str, name: str) -> None:
+        _DELETED.append(name)
+        raise UnreachableError("no answer") if len(_DELETED) == 2 else GoneError("there is no job digits")
+
+
+_DELETED: list[str] = []
+
+
+async def test_stop_asks_again_if_there_is_no_answer() -> None:
+    _PHASES[:] = ["Succeeded"]
+    await aio.Job("digits", Stopping()).stop()
+    assert _DELETED == ["asked", "digits", "digits"]
 
 
 class Vanishing(Kubectl):

@@ -19,7 +19,7 @@ import yaml
 
 from dtj_client.cli import main
 from dtj_client.cli_shared import Duration, ended
-from dtj_client.errors import GoneError, UnreachableError
+from dtj_client.errors import ClientError, ForbiddenError, GoneError, UnreachableError
 from dtj_client.job import Job, Status
 from dtj_client.kubectl import Kubectl
 from dtj_client.logs import Line
@@ -222,6 +222,57 @@ def test_end_of_a_failed_job_says_why(
     monkeypatch.setattr(Kubectl, "job", lambda _kubectl, _name: {"status": failed})
     assert run("wait", "digits") == 1
     assert capsys.readouterr().out.startswith("digits: Failed\n  init container packages: no such package\n")
+
+
+def test_end_is_asked_for_again_if_there_is_no_answer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[str | None] = ["Succeeded", None, "Succeeded"]
+
+    def job(*_: object) -> dict[str, dict[str, str]]:
+        if (phase := answers.pop(0)) is None:
+            raise UnreachableError("the API server gave no answer")
+        return {"status": {"phase": phase}}
+
+    monkeypatch.setattr(Kubectl, "job", job)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    assert run("wait", "digits") == 0
+    assert capsys.readouterr().out == "digits: Succeeded\n"
+
+
+@pytest.fixture
+def stopping(monkeypatch: pytest.MonkeyPatch) -> list[ClientError | None]:
+    """A running job without pods; the list says what its deletions raise."""
+    errors: list[ClientError | None] = []
+
+    def delete(*_: object) -> None:
+        if errors and (error := errors.pop(0)):
+            raise error
+
+    monkeypatch.setattr(Job, "phase", "Running")
+    monkeypatch.setattr(Job, "suspend", lambda _: None)
+    monkeypatch.setattr(Kubectl, "pods", lambda *_: [])
+    monkeypatch.setattr(Kubectl, "delete", delete)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    return errors
+
+
+@pytest.mark.parametrize("then", [None, GoneError("there is no job digits")])
+def test_stop_deletes_again_if_there_is_no_answer(
+    then: ClientError | None, stopping: list[ClientError | None]
+) -> None:
+    stopping[:] = [UnreachableError("no answer"), then]
+    assert run("stop", "--yes", "digits") == 0
+    assert not stopping
+
+
+def test_stop_that_may_not_delete_says_that_the_job_is_suspended(
+    stopping: list[ClientError | None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopping[:] = [ForbiddenError("alice may not delete it here")]
+    assert run("stop", "--yes", "digits") == 1
+    said = "error: alice may not delete it here; job digits is suspended and was not deleted\n  fix: kubectl"
+    assert capsys.readouterr().err.startswith(said)
 
 
 def test_ctrl_c_during_stop_says_that_the_job_stays(

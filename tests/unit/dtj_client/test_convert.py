@@ -147,7 +147,7 @@ spec:
   trainer:
     numNodes: 2
     numProcPerNode: auto
-    command: [python, train.py]
+    command: [torchrun, train.py]
     resourcesPerNode: {limits: {nvidia.com/gpu: 4}}
 """)
     assert (found.job["spec"]["replicas"], found.job["spec"]["processesPerReplica"]) == (2, "auto")
@@ -210,7 +210,8 @@ def test_job_and_runtime_as_kubectl_get_prints_them() -> None:
     [
         ("ntasks=4", "python", (2, 4)),
         ("ntasks-per-node=1", "torchrun --nproc-per-node 8", (8, 2)),
-        ("ntasks=3", "python", (None, 2)),
+        ("ntasks=3", "python", (1, 2)),
+        ("ntasks=3", "torchrun", (None, 2)),
     ],
 )
 def test_sbatch_script_with_gpus_of_each_task(
@@ -224,7 +225,7 @@ srun {launcher} train.py
 """)
     gpus = trainer(found.job)["resources"]["limits"]["nvidia.com/gpu"]
     assert (found.job["spec"].get("processesPerReplica"), gpus) == expected
-    assert ("not carried over: #SBATCH --ntasks=3" in found.notes) == (expected[0] is None)
+    assert ("not carried over: #SBATCH --ntasks=3" in found.notes) is (tasks == "ntasks=3")
 
 
 def test_trainjob_with_its_runtime() -> None:
@@ -530,6 +531,24 @@ spec:
     assert note in "".join(found.notes)
 
 
+@pytest.mark.parametrize(("program", "processes"), [("python", 1), ("torchrun", None), ("sh", None)])
+def test_program_that_no_launcher_starts_is_one_rank(program: str, processes: int | None) -> None:
+    """Of a sbatch script and of a Job, too: else WORLD_SIZE counts GPUs, and RANK is not set."""
+    job = f"""
+kind: Job
+metadata: {{name: a}}
+spec:
+  completions: 2
+  template:
+    spec: {{containers: [{{name: a, image: "a:1", command: [{program}, main.py],
+                          resources: {{limits: {{nvidia.com/gpu: 4}}}}}}]}}
+"""
+    for text in (job, f"#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\nsrun {program} main.py\n"):
+        found = only(text)
+        assert found.job["spec"].get("processesPerReplica") == processes
+        assert any("one process in each pod, as before" in each for each in found.notes) is bool(processes)
+
+
 def test_job_of_a_workflow_in_a_queue_loses_its_owner() -> None:
     """As kubectl prints it, suspended by Kueue: the deletion of the owner would delete the new job."""
     old = yaml.safe_load(PYTORCHJOB)
@@ -605,6 +624,15 @@ spec:
     assert "image" not in trainer(found.job)
     said = "no image was named, and there is no trainer image for amd.com/gpu: write the image"
     assert said in found.notes
+
+
+@pytest.mark.parametrize(("options", "noted"), [([], True), (["--use_env"], False), (["--use-env"], False)])
+def test_launcher_before_torchrun_gave_the_local_rank_as_an_option(options: list[str], noted: bool) -> None:
+    program = ["--log-dir", "a", "train.py", "--lr", "1"]
+    launch = torchrun.clean(["python3", "-m", "torch.distributed.launch", *options, *program])
+    assert launch is not None
+    assert launch.words == ["torchrun", *program]
+    assert any("read LOCAL_RANK instead" in note for note in launch.notes) is noted
 
 
 def test_torchrun_options_that_stay() -> None:

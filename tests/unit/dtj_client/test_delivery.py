@@ -66,6 +66,21 @@ def test_variables_from_python_may_be_numbers(tmp_path: Path, monkeypatch: pytes
     assert trainer["resources"] == {"requests": {"cpu": "0.5"}, "limits": {"cpu": "0.5"}}
 
 
+def test_files_that_stay_behind_are_said_in_python_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("train.py", ".env"):
+        (tmp_path / name).touch()
+    (tmp_path / "data").symlink_to("/data")
+    monkeypatch.setattr(delivery, "submit", lambda _kubectl, sent: sent.job)
+    with pytest.warns(UserWarning, match="^not sent, because") as warned:
+        api.submit("train.py", folder=tmp_path)
+    assert [str(each.message).partition("because ")[2] for each in warned] == [
+        "they look like secrets: .env",
+        "they are links: data",
+    ]
+
+
 def test_same_code_has_the_same_place(folder: Path) -> None:
     first = prepared(folder, claim="runs").place
     assert prepared(folder, claim="runs").place == first

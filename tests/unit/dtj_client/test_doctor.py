@@ -84,10 +84,18 @@ def test_good_cluster() -> None:
 
 
 def test_accelerators_of_each_maker_are_counted() -> None:
-    amounts = ({"amd.com/gpu": "8"}, {"amd.com/gpu": "8", "gpu.intel.com/xe": "0"}, {"habana.ai/gaudi": "4"})
+    amounts = (
+        {"amd.com/gpu": "8", "rdma/hca": "1k"},
+        {"amd.com/gpu": "8", "gpu.intel.com/xe": "0"},
+        {"habana.ai/gaudi": "4", "nvidia.com/mig-1g.5gb": "7", "volcano.sh/vgpu-memory": "64k"},
+    )
     nodes = {"items": [{"status": {"allocatable": {"cpu": "4", **each}}} for each in amounts]}
     found = [str(each) for each in examine(Cluster(answers(nodes=nodes)))]
-    assert "ok   gpus: 16 amd.com/gpu on 2 of 3 nodes, 4 habana.ai/gaudi on 1 of 3 nodes" in found
+    (said,) = (each for each in found if "gpus" in each)
+    assert said == (
+        "ok   gpus: 16 amd.com/gpu on 2 of 3 nodes, 4 habana.ai/gaudi on 1 of 3 nodes, "
+        "7 nvidia.com/mig-1g.5gb on 1 of 3 nodes, 64000 volcano.sh/vgpu-memory on 1 of 3 nodes"
+    )
 
 
 NOT_READY = {"conditions": {"ready": False}}

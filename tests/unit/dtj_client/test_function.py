@@ -1,10 +1,13 @@
 """A function as a program of its own."""
 
+import builtins
 import functools
 import json
 import string as letters
+import xml.dom as dom
+import xml.dom.minidom
 from collections.abc import Callable
-from math import sqrt
+from math import pow, sqrt  # noqa: A004 - a test is about such names
 from typing import Any
 
 import pytest
@@ -41,6 +44,24 @@ def train(x: float, out: list[Any] | None = None) -> float:
 def test_program_has_all_that_the_function_uses(capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(as_program(train, 3.0), "run_train.py", "exec"), {"__name__": "__main__"})
     assert json.loads(capsys.readouterr().out) == [3.0, 2.0, [1, 2], "012"]
+
+
+id = 7  # noqa: A001
+open = functools.wraps(builtins.open)(lambda *_: None)  # noqa: A001 - as IPython has it
+
+
+def uses_names_of_python() -> None:
+    parsed = xml.dom.minidom.parseString("<a/>").childNodes[0].nodeName
+    is_of_python = "lambda" not in open.__qualname__
+    print(json.dumps([id, pow(2, 2), sum([1]), __name__, is_of_python, parsed, dom.Node.TEXT_NODE]))
+
+
+def test_names_that_python_has_too_are_those_of_the_module(capsys: pytest.CaptureFixture[str]) -> None:
+    """And a submodule that only a dotted import loads is imported."""
+    program = as_program(uses_names_of_python)
+    exec(compile(program, "run.py", "exec"), {"__name__": "__main__"})
+    assert json.loads(capsys.readouterr().out) == [7, 4.0, 1, "__main__", True, "a", 3]
+    assert "import xml.dom.minidom\n" in program
 
 
 def test_annotations_are_not_sent() -> None:

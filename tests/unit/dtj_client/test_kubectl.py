@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dtj_client import kubectl, stderr
-from dtj_client.errors import PATIENCE_S, ClientError, Patience, UnreachableError
+from dtj_client.errors import PATIENCE_S, ClientError, Patience, UnansweredError, UnreachableError
 from dtj_client.kubectl import Kubectl, parse_indices, replicas_of
 
 JOB = {"metadata": {"name": "digits"}, "spec": {"replicas": 4}}
@@ -118,6 +118,25 @@ def test_cluster_without_an_answer_does_not_mean_a_missing_right(
         assert Kubectl().may("create", "pods/portforward") is may
     # kubectl takes what stands behind a slash for the name of an object.
     assert asked == ["auth", "can-i", "create", "pods", "--subresource=portforward"]
+
+
+@pytest.mark.parametrize(
+    ("said", "may_be_done"),
+    [
+        ("Unable to connect to the server: EOF", True),
+        (
+            "Unable to connect to the server: read tcp a:1->b:443: read: connection reset by peer",
+            True,
+        ),
+        ("Error from server (Timeout): Timeout: request did not complete within requested timeout", True),
+        ("Unable to connect to the server: dial tcp 10.0.0.2:443: i/o timeout", False),
+        ("Unable to connect to the server: dial tcp: lookup a: no such host", False),
+    ],
+)
+def test_question_that_was_sent_may_have_been_answered(said: str, may_be_done: bool) -> None:
+    error = Kubectl()._error(said)
+    assert isinstance(error, UnreachableError)
+    assert isinstance(error, UnansweredError) is may_be_done
 
 
 def test_message_of_kubectl_is_read_by_a_process_with_many_open_files(

@@ -78,6 +78,11 @@ def test_options_of_accelerate_without_a_value_are_known() -> None:
             "--standalone would be the same in all 2 pods, which would not train together\n"
             "  fix: leave out what the job says: -- torchrun --nproc-per-node=8 train.py --lr 1",
         ),
+        (
+            ["dtj", "run", "--compile", "--nnodes", "2", "--node-rank", "0", "train.py", "--lr", "1"],
+            "--node-rank 0 would be the same in all 2 pods, which would not train together\n"
+            "  fix: leave out what the job says: -- dtj run --compile train.py --lr 1",
+        ),
         (["torchrun", "--nnodes=1", "train.py"], "--nnodes 1 would be"),
         (["torchrun", "--nnodes", "4", "train.py"], "--nnodes 4 would be"),
         (["python", "-m", "torch.distributed.run", "--node_rank=0", "a.py"], "--node-rank 0 would be"),
@@ -102,6 +107,8 @@ def test_command_for_one_machine_is_refused_in_several_pods(words: list[str], sa
     [
         ["torchrun", "train.py", "--standalone"],
         ["torchrun", "--nproc-per-node=8", "--nnodes=2", "--rdzv-backend=c10d", "a.py"],
+        ["dtj", "run", "--nproc=8", "--nnodes=2", "train.py"],
+        ["dtj", "run", "train.py", "--node-rank", "0"],
         ["torchrun", "--nnodes=1:4", "--master-port=29501", "a.py"],
         ["bash", "-c", "accelerate launch --machine_rank $NODE_RANK a.py"],
         ["python", "deepspeed.py"],

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def test_options_become_fields() -> None:
     assert (trainer["image"], trainer["env"]) == ("my:1", variables)
     assert trainer["envFrom"] == [{"secretRef": {"name": "s3-login"}}, {"configMapRef": {"name": "settings"}}]
     amounts = {"cpu": "4", "memory": "16Gi"}
-    assert trainer["resources"] == {"requests": amounts, "limits": {**amounts, manifest.GPU: 8}}
+    assert trainer["resources"] == {"requests": amounts, "limits": {**amounts, "nvidia.com/gpu": 8}}
     read = parsed(made)
     assert (read.error, read.replicas, read.processes) == (None, 4, 8)  # type: ignore[attr-defined]
     assert yaml.safe_load(yaml.safe_dump(made)) == made
@@ -161,6 +162,75 @@ def test_accelerators_are_counted_or_claimed() -> None:
         assert ("--cpu" in trainer["command"]) is on_cpus
 
 
+@pytest.mark.parametrize("resource", ["nvidia.com/mig-3g.40gb", "nvidia.com/gpu.shared"])
+def test_part_of_a_gpu_needs_the_gpu_image(resource: str) -> None:
+    limits = {"resources": {"limits": {resource: 1}}}
+    template = {"spec": {"template": {"spec": {"containers": [{"name": "trainer", **limits}]}}}}
+    for options, given in (({"gpus": f"{resource}=1"}, None), ({}, template), ({"gpus": 1}, template)):
+        request = Request(name="a", command=["torchrun", "train.py"], **options)
+        made = job(request, with_code=False, template=given)
+        (trainer,) = made["spec"]["template"]["spec"]["containers"]
+        assert (trainer["image"], trainer["resources"]) == (manifest.GPU_IMAGE, limits["resources"])
+        assert "env" not in trainer
+
+
+def test_what_gpus_names_is_an_accelerator() -> None:
+    request = Request(name="a", command=["torchrun", "train.py"], gpus="example.com/device=1")
+    with pytest.raises(ClientError, match="there is no trainer image for example"):
+        job(request, with_code=False)
+    made = job(replace(request, image="my:1"), with_code=False)
+    assert "env" not in made["spec"]["template"]["spec"]["containers"][0]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["dtj", "run", "--nproc", "4", "train.py"], 4),
+        (["dtj", "run", "--compile", "--nproc-per-node=4", "train.py"], 4),
+        (["/opt/bin/dtj", "train", "--nproc_per_node", "4", "a:b"], 4),
+        (["dtj", "run", "--nproc", "gpu", "train.py"], 2),
+        (["dtj", "run", "train.py", "--nproc", "4"], 2),
+        (["train.py", "--nproc", "4"], 2),
+    ],
+)
+def test_job_has_as_many_ranks_as_dtj_starts(words: list[str], expected: int) -> None:
+    template = {"spec": {"processesPerReplica": 2}}
+    made = job(Request(name="a", command=words), with_code=False, template=template)
+    assert parsed(made).processes == expected  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("options", "home"),
+    [
+        ({"user": 1000}, "/tmp"),
+        ({"user": 1000, "env": {"HOME": "/home/me"}}, "/home/me"),
+        ({"user": 0}, None),
+        ({}, None),
+    ],
+)
+def test_user_that_the_image_may_not_know_has_a_home(options: dict[str, Any], home: str | None) -> None:
+    for of_template in (None, "/data"):
+        container = {
+            "name": "trainer",
+            "env": [{"name": "HOME", "value": of_template}] if of_template else [],
+        }
+        template = {"spec": {"template": {"spec": {"containers": [container]}}}}
+        made = job(Request(name="a", command=["a.py"], **options), with_code=False, template=template)
+        (trainer,) = made["spec"]["template"]["spec"]["containers"]
+        found = {each["name"]: each["value"] for each in trainer["env"]}
+        expected = home if "env" in options else of_template or home
+        assert found == ({"HOME": expected} if expected else {})
+
+
+def test_number_of_gpus_leaves_the_network_card_of_the_template() -> None:
+    limits = {"nvidia.com/gpu": 8, "nvidia.com/hostdev": 1}
+    containers = [{"name": "trainer", "resources": {"limits": limits}}]
+    template = {"spec": {"template": {"spec": {"containers": containers}}}}
+    made = job(Request(name="a", command=["a.py"], gpus=2), with_code=False, template=template)
+    (trainer,) = made["spec"]["template"]["spec"]["containers"]
+    assert trainer["resources"]["limits"] == limits | {"nvidia.com/gpu": 2}
+
+
 def test_code_goes_with_the_job() -> None:
     stored = {
         "apiVersion": "dtj.dev/v1alpha1",
@@ -178,9 +248,11 @@ def test_code_goes_with_the_job() -> None:
 @pytest.mark.parametrize(
     ("field", "said"),
     [
-        ({"memory": "16GB"}, "memory: '16GB' is not an amount\n  fix: write a number, or such as 500m, 16Gi"),
-        ({"memory": "16"}, "memory: 16 is a number of bytes\n  fix: write the unit, such as 16Gi"),
-        ({"cpu": "-1"}, "cpu: '-1' is not an amount"),
+        ({"memory": "512mb"}, "memory: '512mb' is not an amount\n  fix: write such as 512Mi, 16Gi or 16G"),
+        ({"memory": "16"}, "memory: 16 is only 16 bytes\n  fix: write the unit, such as 16Mi or 16Gi"),
+        ({"memory": "500m"}, "memory: 500m is only 0.5 bytes\n  fix: write the unit, such as 500Mi or 500Gi"),
+        ({"memory": "1e3"}, "memory: 1e3 is only 1000 bytes"),
+        ({"cpu": "-1"}, "cpu: '-1' is not an amount\n  fix: write a number, or such as 500m"),
         ({"gpus": "amd"}, "gpus: 'amd' is not a number of GPUs\n  fix: write a number, or such as amd.com/"),
         ({"gpus": -1}, "gpus: -1 is not a number of GPUs"),
         (

@@ -53,6 +53,25 @@ def test_pip_has_the_variables_of_the_program_and_of_the_template() -> None:
     assert values["PYTHONPATH"] == "/app/src:/packages/site"
 
 
+FROM_A_MAP = {"configMapKeyRef": {"name": "paths", "key": "python"}}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"value": "/shared"}, "/shared:/packages/site"),
+        ({"value": ""}, "/packages/site"),
+        ({"valueFrom": FROM_A_MAP}, "$(PYTHONPATH_BEFORE_PACKAGES):/packages/site"),
+    ],
+)
+def test_folders_of_the_template_are_searched_before_the_packages(given: Json, expected: str) -> None:
+    container = {"name": "trainer", "env": [{"name": "PYTHONPATH", **given}]}
+    found = pod(template={"spec": {"template": {"spec": {"containers": [container]}}}})
+    *others, path = found["containers"][0]["env"]
+    assert path == {"name": "PYTHONPATH", "value": expected}
+    assert [each["valueFrom"] for each in others] == [*filter(None, [given.get("valueFrom")])]
+
+
 def test_file_is_read_within_the_folder_of_the_code(tmp_path: Path) -> None:
     folder = tmp_path / "code"
     (folder / "sub").mkdir(parents=True)

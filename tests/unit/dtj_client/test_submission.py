@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dtj_client.errors import ClientError, ExistsError
+from dtj_client.errors import ClientError, ExistsError, GoneError, UnansweredError
 from dtj_client.kubectl import Kubectl
 from dtj_client.submission import create, read_file
 
@@ -36,6 +36,11 @@ class Cluster(Kubectl):
         self.objects[manifest["kind"]] = stored
         self.faults.get(manifest["kind"], lambda: None)()
         return stored
+
+    def job(self, name: str) -> Json:
+        if "DistributedTrainingJob" not in self.objects:
+            raise GoneError(f"there is no job {name} in this namespace")
+        return self.objects["DistributedTrainingJob"]
 
     def delete(self, kind: str, name: str) -> None:
         """As the garbage collector does: what the job owns goes too."""
@@ -80,6 +85,38 @@ def test_refused_code_takes_the_job_along() -> None:
     with pytest.raises(ClientError, match="quota exceeded"):
         create(cluster, JOB, CODE)
     assert not cluster.objects
+
+
+def lose_the_answer() -> None:
+    raise UnansweredError("the API server gave no answer", "try again")
+
+
+def test_job_whose_creation_was_not_answered_does_not_stay_without_its_code() -> None:
+    cluster = Cluster(DistributedTrainingJob=lose_the_answer)
+    with pytest.raises(UnansweredError, match=r"no answer\n  fix: try again$"):
+        create(cluster, JOB, CODE)
+    assert not cluster.objects
+
+
+def test_other_job_of_the_name_stays_if_the_creation_is_not_answered() -> None:
+    cluster = Cluster()
+    create(cluster, JOB, CODE)
+    cluster.faults["DistributedTrainingJob"] = lose_the_answer
+    with pytest.raises(ClientError, match=r"there is a job digits\n  fix: kubectl dtj status digits"):
+        create(cluster, JOB, CODE)
+    assert set(cluster.objects) == {"DistributedTrainingJob", "ConfigMap"}
+
+
+@pytest.mark.parametrize(("code", "what"), [(CODE, "may be there without its code"), (None, "may be there")])
+def test_job_that_may_be_there_is_named(
+    code: Json | None, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_answer(*_: object) -> None:
+        lose_the_answer()
+
+    monkeypatch.setattr(Cluster, "job", no_answer)
+    with pytest.raises(ClientError, match=f"job digits {what}: the API(?s:.*)kubectl dtj delete digits"):
+        create(Cluster(DistributedTrainingJob=lose_the_answer), JOB, code)
 
 
 @pytest.mark.parametrize("fault", [refuse, interrupt])

@@ -77,6 +77,7 @@ def test_number_of_gpus_replaces_requests_and_limits_of_the_template() -> None:
     assert of_the_template["resources"]["requests"] == {"nvidia.com/gpu": 8, "cpu": 4}
 
 
+MIG = H100.replace("nvidia.com/gpu", "nvidia.com/mig-3g.40gb")
 AMD = H100.replace("nvidia.com/gpu", "amd.com/gpu").replace("args: [train]", "image: rocm:1")
 
 
@@ -88,6 +89,8 @@ AMD = H100.replace("nvidia.com/gpu", "amd.com/gpu").replace("args: [train]", "im
         (AMD, None, {"amd.com/gpu": 8}),
         (AMD, 0, {"amd.com/gpu": 0}),
         (AMD, "nvidia.com/gpu=2", {"nvidia.com/gpu": 2}),
+        (MIG, 2, {"nvidia.com/mig-3g.40gb": 2}),
+        (MIG, "nvidia.com/gpu=2", {"nvidia.com/gpu": 2}),
         (H100, "habana.ai/gaudi=8", {"habana.ai/gaudi": 8}),
         (H100.replace("nvidia.com/gpu: 8,", ""), 4, {"nvidia.com/gpu": 4}),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dtj_client.kubectl import Kubectl
+from dtj_client.ui.feed import Feed
 from dtj_client.ui.log import Log
 
 
@@ -42,3 +43,19 @@ def test_each_line_is_shown_once_and_no_line_is_lost() -> None:
     assert "--container=trainer" in first
     assert "--since-time=2026-01-01T11:59:50+00:00" in second
     assert "--tail=5000" in second, "with a selector kubectl prints only ten lines of each pod by default"
+
+
+def test_page_that_knows_an_earlier_log_gets_all_lines() -> None:
+    """The job's page was hidden, or the job was deleted and submitted again."""
+    line = "[pod/digits-0/trainer] 2026-01-01T12:00:00.5Z a\n"
+    job = {
+        "metadata": {"name": "digits", "namespace": "team", "uid": "u"},
+        "spec": {"template": {"spec": {"containers": [{"name": "trainer"}]}}},
+    }
+    answers[:] = [line, line, line]
+    before = Feed(Cluster(), job).log((0,), "", 0)
+    feed = Feed(Cluster(), job)
+    now = feed.log((0,), before["log"], 250)
+    assert [each["text"] for each in now["lines"]] == ["a"]
+    assert feed.log((0,), now["log"], 1) == {"log": now["log"], "lines": []}
+    assert now["log"] != before["log"]

@@ -95,15 +95,16 @@ class Cluster:
         }
         return dict(views.printable(found))
 
-    def log(self, namespace: str, name: str, replicas: str, after: int) -> list[Json]:
+    def log(self, namespace: str, name: str, replicas: str, known: str, after: int) -> Json:
         """Lines of a job's log. Raises LookupError if there is no such job, and ClientError.
 
         replicas  such as 0-3,7; empty: all
-        after     number of the last known line; 0 for the first ones
+        known     `log` of the last answer; empty for the first one
+        after     number of the last line in it
         """
         job, feed = self._open(namespace, name)
         chosen = replicas_of(job, parse_indices(replicas) if replicas else None)
-        return list(views.printable(feed.log(chosen, after)))
+        return dict(views.printable(feed.log(chosen, known, after)))
 
     def _open(self, namespace: str, name: str) -> tuple[Json, Feed]:
         job = self._jobs.get(namespace, name)

@@ -83,14 +83,18 @@ class Feed:
         found = {"pods": self._pods.problem, "events": self._events.problem, "log of replica 0": self._no_log}
         return [f"{what}: {error.message}" for what, error in found.items() if error]
 
-    def log(self, replicas: Collection[int], after: int) -> list[Json]:
-        """Lines of these replicas after this number. Raises ClientError."""
+    def log(self, replicas: Collection[int], known: str, after: int) -> Json:
+        """Lines of these replicas after this number of the known log, else from the first one, and its id.
+
+        Raises ClientError.
+        """
         key = tuple(sorted(replicas))
         log = self._logs.setdefault(key, Log(self._kubectl, self._job, key, first=_LINES_TO_SHOW))
-        return [
+        lines = [
             {"number": number, "at": line.at, "replica": line.replica, "rank": line.rank, "text": line.text}
-            for number, line in log.after(after)
+            for number, line in log.after(after if known == log.id else 0)
         ]
+        return {"log": log.id, "lines": lines}
 
     def _keep_reading(self) -> None:
         while not self._stopped.is_set():

@@ -5,6 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Collection, Iterator
 from datetime import datetime, timedelta
+from itertools import count
 
 from dtj_client.kubectl import JOB_LABEL, Json, Kubectl, container_of
 from dtj_client.logs import Line, utc
@@ -12,6 +13,7 @@ from dtj_client.logs import Line, utc
 KEPT = 5000  # lines
 _LATE = timedelta(seconds=30)  # a replica's clock may be behind that of another one by this much
 _LONG = 4000  # characters of a line that are shown
+_IDS = count(1)
 _PREFIXED = re.compile(r"\[pod/(?P<pod>[^/\]]+)/[^\]]*\] (?P<at>\S+) ?(?P<text>.*)")
 
 
@@ -29,10 +31,12 @@ class Log:
     """The merged log of some replicas of a job.
 
     first  lines of each pod to begin with
+    id     of this object: another one numbers its lines from 1 again
     """
 
     def __init__(self, kubectl: Kubectl, job: Json, replicas: Collection[int], *, first: int) -> None:
         name = job["metadata"]["name"]
+        self.id = str(next(_IDS))
         chosen = f"dtj.dev/replica-index in ({','.join(map(str, replicas))})"
         self._kubectl, self._job, self._first = kubectl, name, first
         self._container = container_of(job)

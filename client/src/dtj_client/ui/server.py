@@ -78,8 +78,10 @@ def application(cluster: Cluster, token: str) -> Starlette:
     def log(request: Request) -> Response:
         after = request.query_params.get("after", "")
         replicas = request.query_params.get("replicas", "")
+        known = request.query_params.get("log", "")
         number = int(after) if after.isdecimal() else 0
-        return JSONResponse({"lines": cluster.log(**request.path_params, replicas=replicas, after=number)})
+        found = cluster.log(**request.path_params, replicas=replicas, known=known, after=number)
+        return JSONResponse(found)
 
     def refused(_: Request, error: Exception) -> Response:
         return JSONResponse({"error": str(error.args[0])}, status_code=404)

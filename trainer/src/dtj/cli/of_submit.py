@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from dtj.agent.rank.preload import search
+
 _NOTED = "dtj.without_effect"  # in the click context: the given options that have no effect, with a hint
 _HINTS = {
     "--replicas": "--nproc N starts N ranks here",
@@ -58,3 +60,5 @@ def _set(_context: click.Context, _parameter: click.Parameter, values: tuple[str
         if not (name and separator):
             raise click.UsageError(f"--env {each}: write NAME=VALUE")
         os.environ[name] = value
+        if name == "PYTHONPATH":
+            search(value)

@@ -1,4 +1,4 @@
-"""What a rank runs: a script, a module, or a recipe through the built-in loop."""
+"""What a rank runs: a script, an installed command, a module, or a recipe through the built-in loop."""
 
 import builtins
 import runpy
@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from importlib.machinery import SourceFileLoader
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +15,9 @@ from dtj.cli import modules, recipe_cli
 from dtj.errors import RecipeError
 
 # Programs and modules that start ranks.
-_LAUNCHERS = ("accelerate", "accelerate-launch", "deepspeed", "horovodrun", "mpiexec", "mpirun", "torchrun")
+_LAUNCHERS = (
+    *("accelerate", "accelerate-launch", "deepspeed", "dtj", "horovodrun", "mpiexec", "mpirun", "torchrun"),
+)
 _LAUNCHER_MODULES = (
     *("accelerate.commands.launch", "deepspeed.launcher.runner"),
     *("torch.distributed.launch", "torch.distributed.run"),
@@ -23,18 +26,9 @@ _LOCAL_RANK = " (the local rank is in LOCAL_RANK, not in --local-rank)"
 
 
 def script(path: str, words: Sequence[str]) -> Program:
-    """Any Python file, as `python path words...` would run it."""
+    """Any Python file, as `python path words...` would run it; else the command of an installed package."""
     if not Path(path).is_file():
-        if path in _LAUNCHERS:
-            raise _two_launchers(path, words)
-        if path in ("python", "python3"):
-            raise RecipeError(
-                f"dtj run runs Python files, and {path} is a program",
-                fix=f"leave out {path}: dtj run {shlex.join(words) or 'train.py'}",
-            )
-        raise RecipeError(
-            f"script not found: {path}", fix=f"check the path; the current folder is {Path.cwd()}"
-        )
+        return _command(path, words)
 
     def program() -> None:
         file = Path(path).absolute()
@@ -44,6 +38,29 @@ def script(path: str, words: Sequence[str]) -> Program:
         main.__file__, main.__loader__ = str(file), SourceFileLoader("__main__", str(file))
         vars(main)["__cached__"] = None
         exec(compile(file.read_bytes(), file, "exec"), vars(main))
+
+    return program
+
+
+def _command(name: str, words: Sequence[str]) -> Program:
+    """What a package installs under this name, as its console script calls it."""
+    if name in _LAUNCHERS:
+        raise _two_launchers(name, words)
+    if name in ("python", "python3"):
+        raise RecipeError(
+            f"dtj run runs Python files, and {name} is a program",
+            fix=f"leave out {name}: dtj run {shlex.join(words) or 'train.py'}",
+        )
+    found = next(iter(entry_points(group="console_scripts", name=name)), None)
+    if found is None:
+        raise RecipeError(
+            f"script not found: {name}", fix=f"check the path; the current folder is {Path.cwd()}"
+        )
+
+    def program() -> None:
+        sys.argv = [name, *words]
+        _new_main()
+        sys.exit(found.load()())
 
     return program
 

@@ -250,6 +250,15 @@ def environment(
     return found
 
 
+def shared(job: LocalJob) -> dict[str, str]:
+    """The container's own variables, but those that refer to what differs between replicas."""
+    found: dict[str, str] = {}
+    for name, text in job.env:
+        if all(each[1] is None or each[1] in found for each in _REFERENCE.finditer(text)):
+            found[name] = expand(text, found)
+    return found
+
+
 def expand(text: str, env: Mapping[str, str]) -> str:
     """Replace $(NAME) as Kubernetes does: an unknown name stays as it is, $$ is a dollar sign."""
     return _REFERENCE.sub(lambda m: "$" if m[1] is None else env.get(m[1], m[0]), text)

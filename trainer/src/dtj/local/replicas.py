@@ -19,11 +19,11 @@ from dtj import contract
 from dtj.agent import alone, process_end
 from dtj.agent.child_process import detach, signals_blocked
 from dtj.agent.placement import threads
-from dtj.agent.rank.preload import preload
+from dtj.agent.rank.preload import preload, search
 from dtj.agent.signals import hang_up
 from dtj.agent.wire.link import free_ports
 from dtj.errors import RecipeError, how_it_ended
-from dtj.local.manifest import LocalJob, environment, expand
+from dtj.local.manifest import LocalJob, environment, expand, shared
 
 Main = Callable[[list[str]], None]  # the command dtj; exits
 
@@ -38,6 +38,9 @@ def run(job: LocalJob, main: Main) -> int:
             f"the job runs {job.command[0]}, which is not on this machine",
             fix="install it here, or let the job run dtj: args: [run, train.py]",
         )
+    if job.runs_dtj:  # Python and libraries read some variables once, before the replicas are forked
+        os.environ.update(given := shared(job))
+        search(given.get("PYTHONPATH", ""))
     # A laptop's host name often resolves to an address that its processes cannot reach.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     share = threads(os.environ, nproc=job.processes * job.replicas)

@@ -7,7 +7,7 @@ const KEPT = 5000; // lines on the page
 const COLOURS = 6;
 
 export function logView(path) {
-  let last = 0, seen = false, asked = "", replicaCount = 0;
+  let log = "", last = 0, seen = false, asked = "", replicaCount = 0;
   const which = h("input", { type: "text", value: "", placeholder: "0-7", size: 10, "aria-label": "Replicas, such as 0-3,7",
     onchange: () => restart() });
   const filter = h("input", { type: "search", placeholder: "Filter lines", "aria-label": "Filter lines of the log", oninput: () => hide() });
@@ -19,17 +19,24 @@ export function logView(path) {
   new IntersectionObserver(([entry]) => { seen = entry.isIntersecting; if (seen) read(); }).observe(element);
 
   function restart() {
+    clear("");
+    read();
+  }
+
+  function clear(id) {
+    log = id;
     last = 0;
     lines.replaceChildren();
-    read();
   }
 
   async function read() {
     const replicas = which.value.trim() || (replicaCount > 8 ? "0-7" : "");
     asked = replicas;
     try {
-      const found = await ask(`${path}/log`, { replicas, after: last });
-      if (asked !== replicas || (found.lines.length && found.lines[0].number <= last)) return; // another answer was first
+      const found = await ask(`${path}/log`, { replicas, log, after: last });
+      if (asked !== replicas) return;
+      if (found.log !== log) clear(found.log); // the server reads anew: the page was hidden, or this is another job
+      if (found.lines.length && found.lines[0].number <= last) return; // another answer was first
       append(found.lines);
       said.textContent = found.problem ?? (lines.childElementCount ? "" : "No lines yet.");
     } catch (error) {

@@ -4,7 +4,9 @@ import atexit
 import gc
 import importlib
 import os
+import sys
 import tempfile
+from pathlib import Path
 
 from dtj import contract
 from dtj.errors import RecipeError
@@ -44,6 +46,11 @@ def preload(nthreads: int) -> None:
         share_with_forks()
     finally:
         gc.enable()
+
+
+def search(folders: str) -> None:
+    """Import from the folders of a PYTHONPATH that was set after Python had read its own."""
+    sys.path[:0] = [str(Path(each).absolute()) for each in folders.split(os.pathsep) if folders]
 
 
 def register_gloo() -> None:
