@@ -11,7 +11,7 @@ from torch.nn.utils import prune
 
 from dtj.errors import RecipeError
 from dtj.models.gpt import GPT, Shape
-from dtj.parallel import compress, parallelize, tensor, zero
+from dtj.parallel import compress, local_sgd, parallelize, tensor, zero
 from dtj.parallel.average import average_gradients, buckets
 from dtj.parallel.fsdp import FullyShard, shard
 from dtj.parallel.layout import lay_out
@@ -243,6 +243,47 @@ def test_stale_gradients_of_two_passes_in_a_step_are_refused(monkeypatch: pytest
     strategy.end_backward()
     with pytest.raises(RecipeError, match=r"run.backward was called twice in a step: with --sync stale"):
         strategy.end_backward()
+
+
+def test_run_that_continues_with_a_smaller_delay_has_that_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: None)
+    strategy, weight = Stale(lay_out("ddp", "", World()), CPU, delay=2), nn.Parameter(torch.zeros(1))
+    strategy.weights = [weight]
+    strategy.load_state_dict({"under_way": [torch.tensor([float(step)]) for step in (1, 2, 3, 4)]})
+    applied = []
+    for step in (5, 6, 7):
+        weight.grad = torch.tensor([float(step)])
+        strategy.step = step
+        strategy.end_backward()
+        applied.append(weight.grad.item())
+    assert applied == [3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("loops", "are_averaged"),
+    [
+        pytest.param([(0, 4)], [True, True, False, False], id="the first half of the steps"),
+        pytest.param([(0, 4), (4, 12)], [True, True, *[False] * 10], id="not again in a longer loop"),
+        pytest.param([(4, 4), (4, 12)], [False] * 8, id="nor after a restart in it"),
+        pytest.param([(4, 12)], [True, True, *[False] * 6], id="of a checkpoint, which has one momentum"),
+        pytest.param([(0, 8), (2, 4)], [True, True, False, False], id="a loop that was left early"),
+    ],
+)
+def test_postlocal_averages_gradients_until_the_ranks_train_alone(
+    monkeypatch: pytest.MonkeyPatch, loops: list[tuple[int, int]], are_averaged: list[bool]
+) -> None:
+    averaged: list[int] = []
+    strategy = LocalSGD(grid("ddp", ""), CPU, every=1, alone_from=0.5)
+    monkeypatch.setattr(local_sgd, "average_gradients", lambda *_: averaged.append(strategy.step))
+    monkeypatch.setattr(local_sgd, "average", lambda *_: None)
+    steps = []
+    for (first, total), (end, _) in zip(loops, [*loops[1:], (loops[-1][1], 0)], strict=True):
+        strategy.start(first, total)
+        for step in range(first, end):
+            strategy.end_backward()
+            strategy.after_step(step + 1)
+            steps.append(step)
+    assert [step in averaged for step in steps] == are_averaged
 
 
 @pytest.mark.parametrize("frozen", ["0", "1"])
