@@ -372,7 +372,7 @@ def test_tensor_parallel_refuses_second_derivatives(differentiates_gradients: bo
 def test_zero1_hides_gradients_after_the_closure_of_a_step() -> None:
     mine, others = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
     sharded: Any = SimpleNamespace(
-        keeps=lambda p: p is mine, _seen=set(), _check=lambda _: None, _owner={others: 1}
+        keeps=lambda p: p is mine, _steps={}, _check=lambda _: None, _owner={others: 1}
     )
     opt = torch.optim.Adam([mine, others])
 
@@ -384,6 +384,47 @@ def test_zero1_hides_gradients_after_the_closure_of_a_step() -> None:
     opt.register_step_pre_hook(lambda *call: zero.ZeroOne._hide(sharded, *call))
     assert opt.step(closure) == 2
     assert list(opt.state) == [mine]
+
+
+class OneStepSize(torch.optim.Optimizer):
+    """A number of the group comes from all gradients, as the step size of Prodigy and D-Adaptation."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"d": 0.0, "lr": 1.0})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["d"] += sum(p.grad.square().sum().item() for p in group["params"] if p.grad is not None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (OneStepSize, r"cannot shard OneStepSize: its d is 4 on one rank and 16 on another, as if"),
+        (torch.optim.Adam, None),
+    ],
+)
+@pytest.mark.parametrize("first", [1, 4])
+def test_zero1_compares_the_numbers_of_an_optimizer(
+    monkeypatch: pytest.MonkeyPatch, kind: Any, message: str | None, first: int
+) -> None:
+    """The stand-in for a collective knows those of the other rank, whose weight has four elements."""
+
+    def all_reduce(mine: torch.Tensor, **_: Any) -> None:
+        mine.copy_(torch.where(mine == -16, -4.0, mine))
+
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda *_, **__: None)
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    weights = [nn.Parameter(torch.ones(16)), nn.Parameter(torch.ones(4))]
+    sharded = zero.ZeroOne(lay_out("zero1", "", World(size=2)), CPU)
+    optimizer = kind(weights)
+    for step in range(1, first + 1):
+        for weight in weights:
+            weight.grad = torch.ones_like(weight) if step == first else torch.zeros_like(weight)
+        sharded._owner = assign_owners(weights, 2)
+        with pytest.raises(RecipeError, match=message) if message and step == first else nullcontext():
+            optimizer.step()
+    sharded._owner = {}  # its hooks stay
 
 
 def test_layers_that_change_their_buffers_do_so_once_a_step_if_they_are_recomputed() -> None:
