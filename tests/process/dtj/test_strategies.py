@@ -1,17 +1,22 @@
 """Every strategy trains the same model as a hand-written loop in one process; some need less memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dtj.data import order
 from dtj.models.gpt import GPT
+from dtj.telemetry.metrics import Meter
 from tests.process.dtj.conftest import PROGRAMS, SHAPE, Finished
 from tests.support import checkpoints
 
@@ -372,3 +377,24 @@ def test_memory(
     assert len(lines) == nproc
     assert max(int(line[1]) for line in lines) <= parameters * whole
     assert max(int(line[2]) for line in lines) <= state * 2 * whole + 100  # Adam keeps two numbers each
+
+
+@pytest.fixture
+def first_of_two() -> Iterator[None]:
+    """A rank whose messages nobody gets."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("first_of_two")
+def test_mfu_of_tensor_parallel_counts_what_a_rank_computes() -> None:
+    """Not the whole operation, as a sharded tensor shows it, nor the one that finds out how it is sharded."""
+    split = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Linear(6, 4, bias=False))
+    ranks = init_device_mesh("cpu", (2,))
+    parallelize_module(split, ranks, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    meter = Meter(total_steps=1, clock=lambda: 0.0, peak_flops=1e12)
+    with meter.counting(2):
+        torch.autograd.backward(split(torch.ones(2, 4, requires_grad=True)).sum())
+    each_matrix = 4 * 6 / 2  # elements on this rank
+    assert meter.flops_per_sample == 2 * 3 * 2 * each_matrix  # forward, and twice as much backward
