@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import dtj
 from dtj import contract, loop
 from dtj.agent.rank.optimizer_steps import OptimizerSteps
+from dtj.checkpoint.checkpointer import _learning_rates, _other_rate
 from dtj.data.device_copy import DeviceCopy
 from dtj.ranks import random_state, stop
 from dtj.recipes import digits
@@ -87,7 +88,7 @@ def test_learning_rate_that_differs_from_that_of_the_checkpoint_is_said(
     rate: float,
     line: str,
 ) -> None:
-    """It has no effect, since the optimizer's state has it; what a schedule made of it is no difference."""
+    """It has no effect, since the optimizer's state has it. What a schedule made of it does not count."""
     monkeypatch.setenv("DTJ_CHECKPOINT_DIR", str(tmp_path))
     for total, lr in ((2, 0.5), (3, rate)):
         run = dtj.init(device="cpu")
@@ -102,6 +103,14 @@ def test_learning_rate_that_differs_from_that_of_the_checkpoint_is_said(
         train(run, model, opt, total)
         if has_schedule:
             schedule.step()
+
+
+def test_optimizer_without_a_learning_rate_has_none_to_compare() -> None:
+    """As transformers' Adafactor, which makes one of its own in each step."""
+    opt = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+    opt.param_groups[0]["lr"] = None
+    assert _learning_rates({"opt": opt, "model": nn.Linear(1, 1)}) == {"opt": [{}]}
+    assert _other_rate([{}], [{}]) == ""
 
 
 def test_digits_that_are_trained_further_have_the_schedule_of_all_steps() -> None:

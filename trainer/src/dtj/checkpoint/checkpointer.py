@@ -319,10 +319,10 @@ class Checkpointer:
 
 
 def _learning_rates(parts: Mapping[str, Any]) -> dict[str, list[dict[str, float]]]:
-    """Of each group of each optimizer: the rate, and the one that a schedule started with."""
+    """Of each group of each optimizer: the rate, and the one that a schedule started with; some have none."""
     return {
         name: [
-            {key: float(group[key]) for key in ("initial_lr", "lr") if key in group}
+            {key: float(group[key]) for key in ("initial_lr", "lr") if group.get(key) is not None}
             for group in part.param_groups
         ]
         for name, part in parts.items()
