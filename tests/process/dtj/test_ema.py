@@ -6,9 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+import dtj
 from dtj.models.gpt import GPT
 from tests.process.dtj.conftest import SHAPE, Finished
 from tests.support import checkpoints
@@ -98,3 +103,17 @@ def test_averages_are_those_of_one_process(
         assert [float(number) for number in rank] == pytest.approx([*scores, 0.0], rel=1e-5, abs=1e-6)
     found = checkpoints.whole(tmp_path / "run" / f"step-{STEPS}")["parts"]["average"]
     torch.testing.assert_close(found, {n: p.detach() for n, p in averages.items()}, rtol=1e-4, atol=2e-6)
+
+
+def test_average_of_a_layer_that_was_unfrozen_is_read_whole_and_sharded() -> None:
+    """The program that continues has it frozen again, so it asks for no shard of its average."""
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        model = torch.nn.Linear(1, 4, bias=False).requires_grad_(requires_grad=False)
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        average = dtj.EMA(model)
+        average.load_state_dict({"weight": torch.arange(4.0)[:, None]})
+        mine: Any = average.state_dict()["weight"]
+        assert mine.to_local().tolist() == [[2.0], [3.0]]
+    finally:
+        dist.destroy_process_group()

@@ -135,6 +135,7 @@ def test_finished_run_that_is_started_again_says_how_to_train_further(finish: Fi
     left = f"nothing left to train in this loop: {saved / 'step-4'} is at step 4, run.steps ends at 4"
     assert again.err.count(left) == 1
     assert "  to train further: ask for more steps" in again.err
+    assert "The learning rate stays that of the checkpoint, and so does the total of a schedule" in again.err
     assert "  to start from step 0: use another --checkpoint folder" in again.err
     of_earlier = finish("run", "--checkpoint", later, "--resume", saved, SMALL, OUT=tmp_path, STEPS=3)
     assert of_earlier.code == 0

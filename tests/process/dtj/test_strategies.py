@@ -1,17 +1,22 @@
 """Every strategy trains the same model as a hand-written loop in one process; some need less memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dtj.data import order
 from dtj.models.gpt import GPT
+from dtj.telemetry.metrics import Meter
 from tests.process.dtj.conftest import PROGRAMS, SHAPE, Finished
 from tests.support import checkpoints
 
@@ -317,6 +322,27 @@ def test_zero1_shards_state_that_an_optimizer_creates_before_its_first_step(
     ended = finish("run", "--nproc", 2, "--parallel", "zero1", script, OPTIMIZER="Adagrad", STEPS=2)
     assert ended.code == 0, ended.err
     assert [f"state of {n}" in ended.out for n in range(5)] == [False, True, False, True, False], ended.out
+
+
+@pytest.fixture
+def first_of_two() -> Iterator[None]:
+    """A rank whose messages no other rank gets."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("first_of_two")
+def test_mfu_of_tensor_parallel_counts_what_a_rank_computes() -> None:
+    """Not the whole operation, as a sharded tensor shows it, nor the one that finds out how it is sharded."""
+    split = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Linear(6, 4, bias=False))
+    ranks = init_device_mesh("cpu", (2,))
+    parallelize_module(split, ranks, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    meter = Meter(total_steps=1, clock=lambda: 0.0, peak_flops=1e12)
+    with meter.counting(2):
+        torch.autograd.backward(split(torch.ones(2, 4, requires_grad=True)).sum())
+    each_matrix = 4 * 6 / 2  # elements on this rank
+    assert meter.flops_per_sample == 2 * 3 * 2 * each_matrix  # forward, and twice as much backward
 
 
 def test_zero1_shards_the_optimizers_of_all_models(finish: Finish, tmp_path: Path) -> None:

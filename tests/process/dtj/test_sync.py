@@ -13,13 +13,18 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from dtj.data import order
+from dtj.data.feed import Batch
+from dtj.data.splitter import MicroBatch
 from dtj.errors import RecipeError
 from dtj.models.gpt import GPT
 from dtj.parallel.compress import PowerSGD, TopK, WithFeedback
+from dtj.parallel.ddp import DataParallel
 from dtj.parallel.layout import lay_out
 from dtj.parallel.select import select
 from dtj.ranks.world import World
 from dtj.settings import Settings, variable
+from dtj.step.backward import backward
+from dtj.step.precision import Precision
 from tests.process.dtj.conftest import PROGRAMS, SHAPE, Finished, Start, wait_for
 from tests.process.dtj.test_strategies import weights
 
@@ -216,7 +221,8 @@ def one_rank() -> Iterator[None]:
 @pytest.mark.parametrize("hook", [TopK(10), PowerSGD(2)], ids=lambda h: type(h).__name__)
 def test_hook_sends_later_what_it_left_out(hook: WithFeedback) -> None:
     chance = torch.Generator().manual_seed(0)
-    parameters = [nn.Parameter(torch.empty(20, 30)), nn.Parameter(torch.empty(7))]
+    parameters = [nn.Parameter(torch.zeros(20, 30)), nn.Parameter(torch.zeros(7))]
+    optimizer = torch.optim.SGD(parameters)
     true = [torch.zeros(20, 30), torch.zeros(7)]
     sent = [torch.zeros(20, 30), torch.zeros(7)]
     for _ in range(5):
@@ -224,6 +230,9 @@ def test_hook_sends_later_what_it_left_out(hook: WithFeedback) -> None:
         bucket: Any = Bucket(parameters, values)
         out = hook.average(None, bucket).wait()
         assert out is bucket.buffer()
+        for parameter, gradient in zip(parameters, bucket.gradients(), strict=True):
+            parameter.grad = gradient
+        optimizer.step()
         for total, value in zip(true, values, strict=True):
             total.add_(value)
         for total, value in zip(sent, bucket.gradients(), strict=True):
@@ -232,6 +241,53 @@ def test_hook_sends_later_what_it_left_out(hook: WithFeedback) -> None:
     for total, came, rest in zip(true, sent, left, strict=True):
         torch.testing.assert_close(came + rest, total, rtol=1e-4, atol=1e-4)
     assert left[0].abs().sum() > 1, "nothing was left out"
+
+
+class TwoBranches(nn.Module):
+    """The first is used in every pass, the second in every other one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.sometimes = (nn.Linear(20, 10, bias=False) for _ in "ab")
+
+    def forward(self, x: torch.Tensor, *, uses_both: bool) -> Any:
+        return self.always(x) + self.sometimes(x) if uses_both else self.always(x)
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("what", ["a critic, in the pass of its generator", "an unused branch"])
+@pytest.mark.parametrize("hook_of", [lambda: TopK(10), lambda: PowerSGD(1)], ids=["topk", "powersgd"])
+def test_nothing_is_sent_of_gradients_that_are_not_used(
+    hook_of: Callable[[], WithFeedback], what: str
+) -> None:
+    """And nothing is lost of those that are: what an optimizer got and what remains equals the true ones."""
+    torch.manual_seed(0)
+    hook, cpu = hook_of(), torch.device("cpu")
+    strategy = DataParallel(lay_out("ddp", "", World(size=1)), cpu, hook=hook)
+    strategy.ddp_options = {"find_unused_parameters": True}
+    branches = TwoBranches()
+    net, weight = strategy.add(branches, is_healing=False), branches.sometimes.weight
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    true, got = torch.zeros(10, 20), torch.zeros(10, 20)
+    for number in range(12):
+        x, c = torch.randn(4, 20), torch.randn(4, 10)
+        is_used = number % 2 == 0
+
+        def loss_of(_: Any, x: torch.Tensor = x, c: torch.Tensor = c, used: bool = is_used) -> Any:
+            return (net(x, uses_both=used or what != "an unused branch") * c).sum()
+
+        part = MicroBatch(0, np.arange(4), 1.0)
+        batch = Batch(samples=4, epoch=0, ends_epoch=False, micro_batches=[part], fetch=lambda _: None)
+        backward(loss_of, batch, strategy=strategy, precision=Precision("fp32", cpu))
+        if is_used:
+            true += c.T @ x
+            assert weight.grad is not None
+            got += weight.grad
+        if is_used or what == "an unused branch":
+            optimizer.step()
+        optimizer.zero_grad()
+    left = hook._left[weight]  # type: ignore[index]  # mypy thinks that a layer has a plain tensor
+    torch.testing.assert_close(got + left, true, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.usefixtures("one_rank")

@@ -49,6 +49,30 @@ def test_averages_are_restored() -> None:
     torch.testing.assert_close(average.state_dict(), state)
 
 
+def test_layer_that_is_unfrozen_later_is_averaged_from_then_on() -> None:
+    """Also in a program that continues from the checkpoint, where the layer is frozen again at first."""
+    model, average = trained()
+    model.bias.requires_grad_(True)
+    average.update()
+    model.bias.data.fill_(9.0)
+    average.update()
+    with average.applied():
+        assert model.bias.tolist() == [8.0]
+    assert model.bias.tolist() == [9.0]
+
+    later = Line()
+    continued = dtj.EMA(later, decay=0.5)
+    continued.load_state_dict(copy.deepcopy(average.state_dict()))
+    with continued.applied():
+        assert later.bias.tolist() == [8.0]
+
+
+def test_average_that_a_checkpoint_lacks_is_missed() -> None:
+    _, average = trained()
+    with pytest.raises(KeyError, match="weight"):
+        average.load_state_dict({"bias": torch.ones(1)})
+
+
 @pytest.mark.parametrize("decay", [1.0, -0.1, float("nan")])
 def test_decay_is_below_1(decay: float) -> None:
     with pytest.raises(dtj.RecipeError, match=r"dtj.EMA got decay="):

@@ -293,6 +293,18 @@ def test_mfu_does_not_count_what_is_recomputed() -> None:
     assert counted(is_recomputed=False) == counted(is_recomputed=True) == forward + backward
 
 
+def test_mfu_counts_all_passes_of_the_first_step() -> None:
+    """As of a GAN, or of two losses with a backward each."""
+    layer = torch.nn.Linear(4, 4)
+    m = metrics.Meter(total_steps=3, clock=Clock(), peak_flops=1e12)
+    for _ in range(3):
+        m.begin_step()
+        for _ in range(2):
+            with m.counting(2):
+                layer(torch.ones(2, 4)).sum().backward()
+        assert m.flops_per_sample == 2 * (32 + 32)
+
+
 class FakeEvents:
     """Events of an accelerator that is `done` steps ahead of nothing, and takes 2 s a step."""
 

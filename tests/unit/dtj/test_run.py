@@ -15,8 +15,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import dtj
 from dtj import contract, loop
 from dtj.agent.rank.optimizer_steps import OptimizerSteps
+from dtj.checkpoint.checkpointer import _learning_rates, _other_rate
 from dtj.data.device_copy import DeviceCopy
 from dtj.ranks import random_state, stop
+from dtj.recipes import digits
 from dtj.step.boundary import Boundary
 from dtj.telemetry import heartbeat
 from tests.unit.dtj.test_device_copy import Recorded
@@ -68,6 +70,71 @@ def test_own_loader_continues_from_a_checkpoint(tmp_path: Any, monkeypatch: pyte
     assert [len(step) for step in seen] == [4] * 5
     assert sorted(x for step in seen[:3] for x in step) == sorted(X[:, 0].tolist())
     assert len({x for step in seen[3:] for x in step}) == 8
+
+
+@pytest.mark.parametrize("has_schedule", [False, True])
+@pytest.mark.parametrize(
+    ("rate", "line"),
+    [
+        (0.25, "opt continues with the learning rate of the checkpoint, 0.5; the program gives 0.25"),
+        (0.5, ""),
+    ],
+)
+def test_learning_rate_that_differs_from_that_of_the_checkpoint_is_said(
+    tmp_path: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    has_schedule: bool,
+    rate: float,
+    line: str,
+) -> None:
+    """It has no effect, since the optimizer's state has it. What a schedule made of it does not count."""
+    monkeypatch.setenv("DTJ_CHECKPOINT_DIR", str(tmp_path))
+    for total, lr in ((2, 0.5), (3, rate)):
+        run = dtj.init(device="cpu")
+        run.data(TensorDataset(X, Y), global_batch=4)
+        model = run.parallel(nn.Linear(3, 1))
+        opt = torch.optim.SGD(model.parameters(), lr)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
+        capfd.readouterr()
+        run.state(model=model, opt=opt, **({"schedule": schedule} if has_schedule else {}))
+        said = [text for text in capfd.readouterr().err.splitlines() if "learning rate" in text]
+        assert said == ([f"dtj: {line}"] if line and total == 3 else [])
+        train(run, model, opt, total)
+        if has_schedule:
+            schedule.step()
+
+
+def test_optimizer_without_a_learning_rate_has_none_to_compare() -> None:
+    """As transformers' Adafactor, which makes one of its own in each step."""
+    opt = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+    opt.param_groups[0]["lr"] = None
+    assert _learning_rates({"opt": opt, "model": nn.Linear(1, 1)}) == {"opt": [{}]}
+    assert _other_rate([{}], [{}]) == ""
+
+
+def test_digits_that_are_trained_further_have_the_schedule_of_all_steps() -> None:
+    """With CosineAnnealingLR the rate climbed again: its total is that of the checkpoint."""
+
+    def scheduled(steps: int) -> tuple[torch.optim.Optimizer, Any]:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
+        schedule: Any = digits.recipe().schedule
+        return optimizer, schedule(optimizer, steps)
+
+    def rates(optimizer: torch.optim.Optimizer, schedule: Any, steps: int) -> Iterator[float]:
+        for _ in range(steps):
+            yield optimizer.param_groups[0]["lr"]
+            optimizer.step()
+            schedule.step()
+
+    first, whole = scheduled(4), scheduled(8)
+    list(rates(*first, 4))
+    continued = scheduled(8)
+    for part, saved in zip(continued, first, strict=True):
+        part.load_state_dict(saved.state_dict())
+    expected = list(rates(*whole, 8))
+    assert expected == sorted(expected, reverse=True)
+    assert list(rates(*continued, 4)) == pytest.approx([0, *expected[5:]])  # the rate of one step is stored
 
 
 def test_step_that_the_optimizer_counts_is_not_shown_in_place_of_the_own_one(

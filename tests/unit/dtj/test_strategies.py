@@ -11,7 +11,7 @@ from torch.nn.utils import prune
 
 from dtj.errors import RecipeError
 from dtj.models.gpt import GPT, Shape
-from dtj.parallel import compress, parallelize, tensor, zero
+from dtj.parallel import compress, local_sgd, parallelize, tensor, zero
 from dtj.parallel.average import average_gradients, buckets
 from dtj.parallel.fsdp import FullyShard, shard
 from dtj.parallel.layout import lay_out
@@ -245,6 +245,47 @@ def test_stale_gradients_of_two_passes_in_a_step_are_refused(monkeypatch: pytest
         strategy.end_backward()
 
 
+def test_run_that_continues_with_a_smaller_delay_has_that_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: None)
+    strategy, weight = Stale(lay_out("ddp", "", World()), CPU, delay=2), nn.Parameter(torch.zeros(1))
+    strategy.weights = [weight]
+    strategy.load_state_dict({"under_way": [torch.tensor([float(step)]) for step in (1, 2, 3, 4)]})
+    applied = []
+    for step in (5, 6, 7):
+        weight.grad = torch.tensor([float(step)])
+        strategy.step = step
+        strategy.end_backward()
+        applied.append(weight.grad.item())
+    assert applied == [3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("loops", "are_averaged"),
+    [
+        pytest.param([(0, 4)], [True, True, False, False], id="the first half of the steps"),
+        pytest.param([(0, 4), (4, 12)], [True, True, *[False] * 10], id="not again in a longer loop"),
+        pytest.param([(4, 4), (4, 12)], [False] * 8, id="nor after a restart in it"),
+        pytest.param([(4, 12)], [True, True, *[False] * 6], id="of a checkpoint, which has one momentum"),
+        pytest.param([(0, 8), (2, 4)], [True, True, False, False], id="a loop that was left early"),
+    ],
+)
+def test_postlocal_averages_gradients_until_the_ranks_train_alone(
+    monkeypatch: pytest.MonkeyPatch, loops: list[tuple[int, int]], are_averaged: list[bool]
+) -> None:
+    averaged: list[int] = []
+    strategy = LocalSGD(grid("ddp", ""), CPU, every=1, alone_from=0.5)
+    monkeypatch.setattr(local_sgd, "average_gradients", lambda *_: averaged.append(strategy.step))
+    monkeypatch.setattr(local_sgd, "average", lambda *_: None)
+    steps = []
+    for (first, total), (end, _) in zip(loops, [*loops[1:], (loops[-1][1], 0)], strict=True):
+        strategy.start(first, total)
+        for step in range(first, end):
+            strategy.end_backward()
+            strategy.after_step(step + 1)
+            steps.append(step)
+    assert [step in averaged for step in steps] == are_averaged
+
+
 @pytest.mark.parametrize("frozen", ["0", "1"])
 def test_sync_refuses_layers_that_were_frozen_or_unfrozen(frozen: str) -> None:
     strategy = LocalSGD(grid("ddp", ""), CPU, every=2)
@@ -331,7 +372,7 @@ def test_tensor_parallel_refuses_second_derivatives(differentiates_gradients: bo
 def test_zero1_hides_gradients_after_the_closure_of_a_step() -> None:
     mine, others = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
     sharded: Any = SimpleNamespace(
-        keeps=lambda p: p is mine, _seen=set(), _check=lambda _: None, _owner={others: 1}
+        keeps=lambda p: p is mine, _steps={}, _check=lambda _: None, _owner={others: 1}
     )
     opt = torch.optim.Adam([mine, others])
 
@@ -343,6 +384,47 @@ def test_zero1_hides_gradients_after_the_closure_of_a_step() -> None:
     opt.register_step_pre_hook(lambda *call: zero.ZeroOne._hide(sharded, *call))
     assert opt.step(closure) == 2
     assert list(opt.state) == [mine]
+
+
+class OneStepSize(torch.optim.Optimizer):
+    """A number of the group comes from all gradients, as the step size of Prodigy and D-Adaptation."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"d": 0.0, "lr": 1.0})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["d"] += sum(p.grad.square().sum().item() for p in group["params"] if p.grad is not None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (OneStepSize, r"cannot shard OneStepSize: its d is 4 on one rank and 16 on another, as if"),
+        (torch.optim.Adam, None),
+    ],
+)
+@pytest.mark.parametrize("first", [1, 4])
+def test_zero1_compares_the_numbers_of_an_optimizer(
+    monkeypatch: pytest.MonkeyPatch, kind: Any, message: str | None, first: int
+) -> None:
+    """The stand-in for a collective knows those of the other rank, whose weight has four elements."""
+
+    def all_reduce(mine: torch.Tensor, **_: Any) -> None:
+        mine.copy_(torch.where(mine == -16, -4.0, mine))
+
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda *_, **__: None)
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    weights = [nn.Parameter(torch.ones(16)), nn.Parameter(torch.ones(4))]
+    sharded = zero.ZeroOne(lay_out("zero1", "", World(size=2)), CPU)
+    optimizer = kind(weights)
+    for step in range(1, first + 1):
+        for weight in weights:
+            weight.grad = torch.ones_like(weight) if step == first else torch.zeros_like(weight)
+        sharded._owner = assign_owners(weights, 2)
+        with pytest.raises(RecipeError, match=message) if message and step == first else nullcontext():
+            optimizer.step()
+    sharded._owner = {}  # its hooks stay
 
 
 def test_layers_that_change_their_buffers_do_so_once_a_step_if_they_are_recomputed() -> None:

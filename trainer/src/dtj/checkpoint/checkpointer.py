@@ -12,10 +12,12 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from torch.optim import Optimizer
 
 from dtj.checkpoint import answers, paths, reader, restore
 from dtj.checkpoint.objects import Location, ObjectPath, locate
@@ -216,10 +218,17 @@ class Checkpointer:
         read shards. If they are damaged, all ranks load the checkpoint before it.
         SupersededError on every rank, if a process that started later has claimed the folder.
         """
+        given = _learning_rates(self.parts.user_parts)
         with answers.watched(self.say):
             found = restore.newest(self._candidates(), group, load=self._load, say=self.say)
         if found is None:
             return None
+        for name, rates in _learning_rates(self.parts.user_parts).items():
+            if text := _other_rate(given[name], rates):
+                self.say(
+                    f"{name} continues with {text}\n"
+                    "  to change it: set lr in its param_groups after run.state, and base_lrs of its schedule"
+                )
         if self._is_rank0:
             report(found.folder)
         step: int = found.state["step"]
@@ -245,7 +254,9 @@ class Checkpointer:
         self.say(
             "nothing left to train in this loop: "
             f"{self._restored} is at step {step}, run.steps ends at {total}\n"
-            "  to train further: ask for more steps, in run.steps or in the recipe (epochs=, steps=)\n"
+            "  to train further: ask for more steps, in run.steps or in the recipe (epochs=, steps=). The "
+            "learning rate stays that of the checkpoint, and so does the total of a schedule that stores it, "
+            "such as T_max of CosineAnnealingLR\n"
             f"  to start from step 0: {'use another --checkpoint folder' if is_own else 'omit --resume'}"
         )
 
@@ -305,6 +316,28 @@ class Checkpointer:
             if self._is_rank0:
                 report_failure(f"{failure.what} ({newest}); {failure.fix}")
             self.say(f"{failure.what}; training continues ({newest})\n  fix: {failure.fix}")
+
+
+def _learning_rates(parts: Mapping[str, Any]) -> dict[str, list[dict[str, float]]]:
+    """Of each group of each optimizer: the rate, and the one that a schedule started with; some have none."""
+    return {
+        name: [
+            {key: float(group[key]) for key in ("initial_lr", "lr") if group.get(key) is not None}
+            for group in part.param_groups
+        ]
+        for name, part in parts.items()
+        if isinstance(part, Optimizer)
+    }
+
+
+def _other_rate(given: list[dict[str, float]], restored: list[dict[str, float]]) -> str:
+    """The first rate that is not as the program gave it; empty if there is none."""
+    for before, now in zip(given, restored, strict=True):
+        both = before.keys() & now.keys()
+        key = "initial_lr" if "initial_lr" in both else "lr"
+        if key in both and before[key] != now[key]:
+            return f"the learning rate of the checkpoint, {now[key]:g}; the program gives {before[key]:g}"
+    return ""
 
 
 def _newest(committed: list[Location] | None) -> int | None:

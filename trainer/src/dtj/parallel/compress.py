@@ -7,7 +7,12 @@
                    Heafield, "Sparse Communication for Distributed Gradient Descent" (2017)
 
 What the last two leave out is kept on each rank and added to the next gradient (error feedback): it is sent
-later, not lost. This memory takes as much as the gradients. It is empty after a restart.
+later, not lost. This memory takes as much as the gradients, in a pass twice as much. It is empty after a
+restart.
+
+    pass -> optimizer step    the optimizer used what was sent, so the rest is owed to its next step
+    pass -> anything else     the gradient was discarded, as that of a critic in the pass of its generator, or
+                              the pass is repeated after the loss of a rank: its rest is discarded, too
 """
 
 from collections.abc import Callable
@@ -17,6 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dtj.parallel.average import average, unflatten
 from dtj.ranks import waits
@@ -40,24 +47,59 @@ class Hook:
         found = _as_they_are(None, bucket) if sends_whole else self._send(bucket)
         return waits.until_done(found) if waits.may_last(bucket.buffer().device) else found
 
+    def begin_backward(self) -> None:
+        """The first backward of a pass is next."""
+
+    def undo(self) -> Callable[[], None]:
+        """What makes the hook forget the passes from now on."""
+        return lambda: None
+
     def _send(self, bucket: Any) -> Future:
         return self._hook(None, bucket)
 
 
 class WithFeedback(Hook):
-    """Hooks with error feedback. It is stored by parameter, since DDP rebuilds its buckets after step one."""
+    """Hooks with error feedback. It is stored by parameter, since DDP rebuilds its buckets after step one.
+
+    _left   what was not sent of gradients that an optimizer has used
+    _since  the same of all gradients, including those of passes since the last step of an optimizer
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._left: dict[nn.Parameter, torch.Tensor] = {}
+        self._since: dict[nn.Parameter, torch.Tensor] = {}
+        register_optimizer_step_post_hook(self._keep)
+
+    def begin_backward(self) -> None:
+        """Drop what is left of gradients that were set to None or zero before an optimizer used them."""
+        self._since = {p: rest for p, rest in self._since.items() if p.grad is not None and p.grad.any()}
+
+    def undo(self) -> Callable[[], None]:
+        """See Hook. PowerSGD keeps its newer factors: any are a start for the next iteration."""
+        before = dict(self._since)
+
+        def restore() -> None:
+            self._since = before
+
+        return restore
+
+    def _keep(self, optimizer: Optimizer, *_: Any) -> None:
+        """After a step of any optimizer."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and parameter in self._since:
+                    self._left[parameter] = self._since.pop(parameter)
 
     def _send(self, bucket: Any) -> Future:
         parameters, gradients = bucket.parameters(), bucket.gradients()
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            if parameter in self._left:
-                gradient.add_(self._left[parameter])
-            self._left[parameter] = gradient.clone()
-        self.exchange(parameters, gradients, [self._left[p] for p in parameters])
+            rest = self._since.get(parameter, self._left.get(parameter))
+            if rest is not None:
+                gradient.add_(rest)
+        left = [gradient.clone() for gradient in gradients]
+        self.exchange(parameters, gradients, left)
+        self._since.update(zip(parameters, left, strict=True))
         done: Future = torch.futures.Future()
         done.set_result(bucket.buffer())
         return done

@@ -1,7 +1,7 @@
 """Data parallel: every rank holds the whole model, gradients are averaged while backward still runs."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -12,7 +12,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.parallel import DistributedDataParallel
 
 from dtj.errors import RecipeError
-from dtj.parallel.compress import Hook
+from dtj.parallel.compress import Hook, WithFeedback
 from dtj.parallel.layout import Layout
 from dtj.parallel.strategy import (
     SENT,
@@ -43,6 +43,7 @@ class DataParallel(Strategy):
         """hook: averages a bucket of gradients (compress.py); None: DDP's own all-reduce."""
         super().__init__(layout, device)
         self._hook = hook
+        self.reuses_gradients = isinstance(hook, WithFeedback)
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         """The model in DDP: with rank 0's weights, and gradients that are averaged over all ranks."""
@@ -58,6 +59,13 @@ class DataParallel(Strategy):
     def rebuild(self) -> None:
         for model in self._wrapped:
             model.rebuild()
+
+    def begin_backward(self) -> None:
+        if self._hook:
+            self._hook.begin_backward()
+
+    def undo(self) -> Callable[[], None]:
+        return self._hook.undo() if self._hook else super().undo()
 
     def end_backward(self) -> None:
         """RecipeError if no model was called through DDP, which then averages nothing."""

@@ -11,6 +11,7 @@ Between two sync points ranks differ: a checkpoint waits for the next one, a sto
 restart all start with rank 0's.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -26,7 +27,8 @@ _OUTER_RATE, _OUTER_MOMENTUM = 0.7, 0.9
 class LocalSGD(Replicated):
     """Averages weights every `every` steps.
 
-    alone_from  fraction of all steps before which gradients are averaged in each step instead
+    alone_from  fraction of all steps before which gradients are averaged in each step instead. A later loop
+                with more steps does not begin with such steps again: the ranks' momenta differ by then
     """
 
     same_optimizer_state = False
@@ -35,11 +37,14 @@ class LocalSGD(Replicated):
         super().__init__(layout, device)
         self.every = every
         self._alone_from = alone_from
+        self._alone_since: float = math.inf  # the step after which gradients are not averaged
         self._synced = -1  # last step after which all ranks had the same weights
 
     def start(self, step: int, total_steps: int) -> None:
         super().start(step, total_steps)
         self._synced = step
+        if step < self._alone_since:
+            self._alone_since = self._alone_from * total_steps
 
     def end_backward(self) -> None:
         if self._is_synchronous():
@@ -61,7 +66,7 @@ class LocalSGD(Replicated):
         average((p.detach() for p in self.weights), None)
 
     def _is_synchronous(self) -> bool:
-        return self.step < self._alone_from * self.total_steps
+        return self.step < self._alone_since
 
 
 class DiLoCo(LocalSGD):

@@ -66,7 +66,9 @@ class Stale(Replicated):
         return {"under_way": [mean for mean, _ in self._pending]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._pending = deque((mean.to(self.device), None) for mean in state["under_way"])
+        """Also of a run with a larger delay: the oldest averages are then dropped, as is their delay."""
+        newest = state["under_way"][-self.max_steps_ahead :]
+        self._pending = deque((mean.to(self.device), None) for mean in newest)
 
 
 def _gradient(parameter: nn.Parameter) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """The interface of all strategies that distribute a model over ranks; the class itself is a single process.
 
-wrap -> for each step: accumulate (forward and backward of all micro-batches), end_backward, clip, after_step
+wrap -> for each step: begin_backward, accumulate (forward and backward of all micro-batches), end_backward,
+clip, after_step
 """
 
 import contextlib
@@ -46,6 +47,7 @@ class Strategy:
     pipeline_micro_batches  how many are good, all of one size; None: any number, of any sizes
     max_steps_ahead  steps that a rank may be ahead of the slowest one
     loads_shards weights are loaded into the wrapped model: a rank reads its shards only
+    reuses_gradients  a part of each is added to the next one during backward: all need the same weight
     sends_in_forward  forward has collectives between blocks, so that only the blocks can be compiled
     extra        the strategy's own state, with state_dict and load_state_dict, to be saved in checkpoints
 
@@ -62,6 +64,7 @@ class Strategy:
     pipeline_micro_batches: int | None = None
     max_steps_ahead = 0
     loads_shards = False
+    reuses_gradients = False
     sends_in_forward = False
     extra: Any = None
 
@@ -182,6 +185,13 @@ class Strategy:
             losses = [_backward(weighted_loss(micro_batch)) for micro_batch in others]
         losses.append(_backward(weighted_loss(last)))
         return sum(losses[1:], start=losses[0])
+
+    def begin_backward(self) -> None:
+        """Called before the first backward of a pass."""
+
+    def undo(self) -> Callable[[], None]:
+        """What takes back how later passes change the strategy itself, not the gradients or buffers."""
+        return lambda: None
 
     def end_backward(self) -> None:
         """Called after the last backward of a step; gradients that are not means over all ranks become so."""

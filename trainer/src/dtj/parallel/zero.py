@@ -4,11 +4,12 @@ Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Paramet
 are averaged as in DDP; then every rank updates its own parameters and sends them to the other ranks.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -24,13 +25,17 @@ from dtj.ranks import waits
 
 # Buckets of updated parameters that are sent at a time: enough to keep the network busy, with little memory.
 _IN_FLIGHT = 4
+# Processors of different kinds may compute a learning rate that differs in its last bits.
+_ROUNDING = 1e-6
 
 
 class ZeroOne(DataParallel):
     """Each parameter is owned by one rank: the largest first, each to the rank that owns least so far.
 
-    Optimizers that do not update each parameter independently are refused. In the state of an optimizer,
-    parameters keep their numbers; the state of other ranks' parameters is absent.
+    Optimizers that do not update each parameter independently are refused: at once if their state shows it,
+    after steps 1, 2, 4, 8, ... if the numbers of their groups do, such as a step size that comes from all
+    gradients. In the state of an optimizer, parameters keep their numbers; that of other ranks' parameters is
+    absent.
     """
 
     replicated = False
@@ -41,9 +46,9 @@ class ZeroOne(DataParallel):
         """Register global hooks on optimizer steps: they shard every optimizer of these parameters."""
         super().__init__(layout, device)
         self._owner: dict[Any, int] = {}
-        self._seen: WeakSet[Optimizer] = WeakSet()
+        self._steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # done in this process
         register_optimizer_step_pre_hook(self._hide)
-        register_optimizer_step_post_hook(self._exchange)
+        register_optimizer_step_post_hook(self._after_step)
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         """As DDP; also assigns an owner to each parameter."""
@@ -56,8 +61,8 @@ class ZeroOne(DataParallel):
     def _hide(self, optimizer: Optimizer, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Before a step: drop the gradients of other ranks' parameters; those of a closure after it."""
         others = [parameter for parameter in _parameters(optimizer) if not self.keeps(parameter)]
-        if optimizer not in self._seen:  # Adagrad creates the state of every parameter before its first step
-            self._seen.add(optimizer)
+        if optimizer not in self._steps:  # Adagrad creates the state of every parameter before its first step
+            self._steps[optimizer] = 0
             for parameter in others:
                 optimizer.state.pop(parameter, None)
         self._check(optimizer)
@@ -79,7 +84,30 @@ class ZeroOne(DataParallel):
                 fix="use an optimizer that does, such as Adam or SGD, or --parallel ddp",
             )
 
-    def _exchange(self, optimizer: Optimizer, *_: Any) -> None:
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        self._exchange(optimizer)
+        self._steps[optimizer] = steps = self._steps[optimizer] + 1
+        is_power_of_two = steps & (steps - 1) == 0  # a number may be equal at first, as those of D-Adaptation
+        if is_power_of_two and any(parameter in self._owner for parameter in _parameters(optimizer)):
+            self._compare_numbers(optimizer)
+
+    def _compare_numbers(self, optimizer: Optimizer) -> None:
+        """RecipeError on all ranks if the numbers of its groups differ among them."""
+        named = _numbers(optimizer)
+        mine = torch.tensor([each for _, each in named], dtype=torch.float64).nan_to_num()
+        highest = torch.cat([mine, -mine]).to(self.device)
+        waits.wait(dist.all_reduce(highest, op=dist.ReduceOp.MAX, async_op=True), highest.device)
+        most, least = highest.cpu().chunk(2)
+        for (name, _), high, low in zip(named, most.tolist(), (-least).tolist(), strict=True):
+            if not math.isclose(high, low, rel_tol=_ROUNDING):
+                raise RecipeError(
+                    f"--parallel zero1 cannot shard {type(optimizer).__name__}: its {name} is {low:g} on one "
+                    f"rank and {high:g} on another, as if it did not update each parameter independently",
+                    fix="use an optimizer that does, such as Adam or SGD, or --parallel ddp; if the program "
+                    f"sets {name}, set the same on every rank",
+                )
+
+    def _exchange(self, optimizer: Optimizer) -> None:
         pending: deque[tuple[Any, torch.Tensor, Any]] = deque()
         for owner in range(self.layout.data_size):
             owned = (p.detach() for p in _parameters(optimizer) if self._owner.get(p) == owner)
@@ -90,6 +118,17 @@ class ZeroOne(DataParallel):
                 pending.append((bucket, flat, dist.broadcast(flat, src=owner, async_op=True)))
         for each in pending:
             _receive(*each)
+
+
+def _numbers(optimizer: Optimizer) -> list[tuple[str, float]]:
+    """Those of its groups that the optimizer has on every rank: its arguments, and what it makes of them."""
+    return [
+        (name, float(found))
+        for group in optimizer.param_groups
+        for name in sorted(optimizer.defaults)
+        if isinstance(found := group.get(name), int | float)
+        or (isinstance(found, torch.Tensor) and found.numel() == 1)
+    ]
 
 
 def _without_gradients(parameters: list[nn.Parameter], closure: Callable[[], Any] = lambda: None) -> Any:

@@ -1,11 +1,12 @@
 """Handwritten digits of 8x8 pixels: the 1,797 samples in the scikit-learn package."""
 
+import math
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Adam, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import TensorDataset
 
 from dtj.data import order
@@ -57,7 +58,8 @@ def split() -> tuple[TensorDataset, TensorDataset]:
 
 
 def _cosine(optimizer: Optimizer, steps: int) -> LRScheduler:
-    return CosineAnnealingLR(optimizer, T_max=steps)
+    """To zero at the last step. CosineAnnealingLR would take its number of steps from a checkpoint."""
+    return LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * step / max(1, steps))) / 2)
 
 
 def _is_right(model: nn.Module, mb: Any) -> torch.Tensor:

@@ -49,6 +49,7 @@ class Weights:
         self._earlier: dict[torch.nn.Parameter, torch.Tensor] = {}
         # Only the last stage of a pipeline sees the counts.
         self._may_count = strategy.pipeline_micro_batches is not None
+        strategy.begin_backward()
         if precision.scales or self._may_count:
             self._set_earlier_aside()
 
@@ -83,6 +84,12 @@ class Weights:
         return total
 
     def _counted(self, count: Count, micro_batch: MicroBatch) -> torch.Tensor:
+        if self._strategy.reuses_gradients:
+            raise RecipeError(
+                "a loss came with a count, which does not work with --compress powersgd and topk: they add "
+                "what they did not send to the next gradient, whose count is another one",
+                fix="use --compress bf16, or leave the count out",
+            )
         if not self._counts:
             self._set_earlier_aside()
         # A number is in host memory, and an ordinary copy of it would wait for the device.
@@ -255,7 +262,8 @@ def warm_up(
 
 
 class Rollback:
-    """Copies of what a pass changes: buffers, gradients of earlier passes, frozen parameters that move.
+    """Copies of what a pass changes: buffers, gradients of earlier passes, frozen parameters that move, and
+    what a strategy remembers.
 
     moving  see Moving; None: unknown. Then all frozen parameters are copied, unless they take more memory
             than the trained ones: a momentum encoder does not, and a large model may not fit in twice
@@ -266,12 +274,14 @@ class Rollback:
             frozen, trained = _frozen(strategy), [p for p in strategy.parameters if p.requires_grad]
             moving = frozen if sum(p.nbytes for p in frozen) <= sum(p.nbytes for p in trained) else ()
         self._frozen = [(p, p._version, p.detach().to("cpu", copy=True)) for p in moving]
+        self._undo = strategy.undo()
         self._buffers = [(b, b.clone()) for b in strategy.buffers]
         gradients = [(p, p.grad) for p in strategy.parameters]
         self._gradients = [(p, None if g is None else g.clone()) for p, g in gradients]
 
     def restore(self) -> None:
         """Undo a backward pass, complete or interrupted."""
+        self._undo()
         with torch.no_grad():
             for buffer, value in self._buffers:
                 buffer.copy_(value)

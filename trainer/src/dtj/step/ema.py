@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ class EMA:
     model  as `run.parallel` returned it; the averages are sharded as its weights are
     decay  of the older steps, at least 0 and below 1: the average covers about the last 1 / (1 - decay)
            steps. RecipeError for another number
+    A layer that is unfrozen later has an average from the next `update` on, and in checkpoints from then on.
     Buffers are not averaged. Under --sync local, postlocal and diloco each rank averages its own weights, and
     a checkpoint has those of rank 0.
     """
@@ -28,11 +30,14 @@ class EMA:
                 fix="use for example decay=0.999",
             )
         self._decay = decay
-        self._weights = {n: p.detach() for n, p in named_parameters(unwrap(model)) if p.requires_grad}
-        self._averages = {name: weight.clone() for name, weight in self._weights.items()}
+        self._parameters = dict(named_parameters(unwrap(model)))
+        self._weights = {name: parameter.detach() for name, parameter in self._parameters.items()}
+        self._averages: dict[str, torch.Tensor] = {}
+        self._begin()
 
     def update(self) -> None:
         """Move the averages towards the present weights; to be called after each step of the optimizer."""
+        self._begin()
         for name, average in self._averages.items():
             average.lerp_(self._weights[name], 1 - self._decay)
 
@@ -50,8 +55,16 @@ class EMA:
         return dict(self._averages)
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        for name in (each for each in self._weights if each in state):
+            self._averages.setdefault(name, self._weights[name].clone())
         for name, average in self._averages.items():
-            average.copy_(state[name])
+            average.copy_(_sharded_as(average, state[name]))
+
+    def _begin(self) -> None:
+        """An average of a layer that is trained now begins with the present weight."""
+        for name, parameter in self._parameters.items():
+            if parameter.requires_grad and name not in self._averages:
+                self._averages[name] = self._weights[name].clone()
 
     def _swap(self) -> None:
         """Exchange weights and averages, one tensor at a time to need little memory."""
@@ -59,3 +72,13 @@ class EMA:
             kept = average.clone()
             average.copy_(self._weights[name])
             self._weights[name].copy_(kept)
+
+
+def _sharded_as(average: Any, saved: Any) -> torch.Tensor:
+    """This rank's shard of an average that was read whole: the model did not train this layer yet."""
+    if not hasattr(average, "placements") or hasattr(saved, "placements"):
+        return saved  # type: ignore[no-any-return]
+    from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415
+
+    there = saved.to(average.device_mesh.device_type)
+    return distribute_tensor(there, average.device_mesh, average.placements, src_data_rank=None)

@@ -49,7 +49,8 @@ class Meter:
     """Computes rates from one line to the next; `clock` returns seconds, only differences matter.
 
     tokens            tokens per sample; None if samples are not text
-    flops_per_sample  operations of this rank per sample of the global batch; None until counted
+    flops_per_sample  operations of this rank per sample of the global batch; None until counted, in all
+                      passes of the first step that has some
     peak_flops        peak FLOP/s of this rank's device (--peak-tflops)
     memory            () -> peak memory of this rank in bytes
     event             makes an event of the accelerator; None on a CPU, whose steps the clock measures. An
@@ -73,6 +74,7 @@ class Meter:
     def __post_init__(self) -> None:
         self._began, self._first_step = self.clock(), self.step
         self._since = self._began
+        self._counts = self.flops_per_sample is None
 
     def seconds_since_line(self) -> float:
         """Seconds since the last reading, or since the start."""
@@ -80,6 +82,7 @@ class Meter:
 
     def begin_step(self) -> None:
         """Start a step. It lasts until the next call, so it includes evaluation and saving. Never waits."""
+        self._counts = self.flops_per_sample is None
         if self.event is not None:
             begun = self.event()
             begun.record()
@@ -94,8 +97,11 @@ class Meter:
         self._stepped_at = now
 
     def counting(self, samples: int) -> contextlib.AbstractContextManager[None]:
-        """Context: count the model's operations in the first step, of `samples` samples; needs peak_flops."""
-        if self.peak_flops is None or self.flops_per_sample is not None or not samples:
+        """Context: count the model's operations in a pass of the first step; needs peak_flops.
+
+        samples  of the global batch
+        """
+        if self.peak_flops is None or not self._counts or not samples:
             return _NO_COUNT
         return self._counting(samples)
 
@@ -103,7 +109,7 @@ class Meter:
     def _counting(self, samples: int) -> Iterator[None]:
         with flops.counting() as count:
             yield
-        self.flops_per_sample = count.of_model / samples
+        self.flops_per_sample = (self.flops_per_sample or 0.0) + count.of_model / samples
 
     def reading(
         self,
