@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -224,6 +224,9 @@ class Node:
         assert process.ending
         assert process in beside
         self.heard.append(process.ending)
+
+    def cut_off(self, process: RankProcess) -> None:
+        self.heard.append(f"rank {process.rank} is cut off")
 
     def until(self, condition: Callable[[], object], what: str) -> None:
         """Run the agent's loop until the condition holds."""
@@ -463,6 +466,50 @@ def test_rank_that_is_saving_has_more_time_but_not_unlimited(
     supervisor.newest[0].signal(signal.SIGTERM)
     node.until_heard("generation 2")
     assert ({"dtj": "saved"} in node.heard) == is_saved
+    assert ("rank 0 is cut off" in node.heard) != is_saved
+
+
+def no_work() -> None:
+    """Without a sign of life."""
+
+
+@pytest.mark.parametrize(
+    ("works", "step_s", "after_s", "is_killed"),
+    [
+        pytest.param(lambda: heartbeat.mine.sign(), 0.0, (61,), False, id="it evaluates"),
+        pytest.param(lambda: heartbeat.mine.stepped(7), 0.0, (61,), False, id="it completes a step"),
+        pytest.param(lambda: heartbeat.mine.sign(), 0.0, (61, 122), True, id="it shows no further sign"),
+        pytest.param(no_work, 0.0, (61,), True, id="it shows none"),
+        pytest.param(no_work, 90.0, (61,), False, id="a step takes longer"),
+        pytest.param(no_work, 90.0, (181,), True, id="it takes longer than its steps"),
+    ],
+)
+def test_rank_that_works_has_more_time_to_reach_its_save(
+    node: Node,
+    monkeypatch: pytest.MonkeyPatch,
+    works: Callable[[], None],
+    step_s: float,
+    after_s: Sequence[float],
+    is_killed: bool,
+) -> None:
+    def work_when_asked() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        report_pipe.send({"dtj": "begins"})
+        signal.sigwait({signal.SIGTERM})
+        works()
+        report_pipe.send({"dtj": "worked"})
+        signal.sigwait({signal.SIGUSR1})
+
+    supervisor = node.run(work_when_asked)
+    node.until_heard({"dtj": "begins"})
+    supervisor.start(0, ENV, generation=2, gracefully=True, step_s=step_s)
+    node.until_heard({"dtj": "worked"})
+    began = time.monotonic()
+    for seconds in after_s:
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda at=began + seconds: at))
+        supervisor.tick()
+    assert ("rank 0 is cut off" in node.heard) == is_killed
+    assert (supervisor.deadline is None) == is_killed
 
 
 def test_rank_with_nothing_to_save_is_replaced_at_once(node: Node) -> None:

@@ -153,7 +153,9 @@ class Orders:
             )
             env[contract.INCARNATION] = self._incarnation
             env[contract.BUDDY] = address.format() if address else ""
-            self._supervisor.start(rank, env, generation=generation, gracefully=gracefully)
+            self._supervisor.start(
+                rank, env, generation=generation, gracefully=gracefully, step_s=self._heartbeats.step_s
+            )
 
     def _use_buddy(self, buddy: dict[str, Any] | None, ward: int | None) -> Address | None:
         """Have copies sent to the buddy and kept for the ward; returns where this replica's copies are.

@@ -98,6 +98,13 @@ class RankEvents:
         if ending.failed and ending.cause != "PeerLost":
             self._log_once(_headline(process, ending), process.generation)
 
+    def cut_off(self, process: RankProcess) -> None:
+        """The rank was asked to save and stop, for another size of the job, and is killed before it did."""
+        self._log(
+            f"rank {process.rank} was asked to save and stop, and did not in time: it is killed, "
+            "and the steps since the last checkpoint are repeated"
+        )
+
     def tick(self, alive: Iterable[RankProcess]) -> None:
         """Time has passed: send new heartbeats and activity."""
         alive = list(alive)
