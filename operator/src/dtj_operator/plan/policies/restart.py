@@ -3,7 +3,8 @@
 The first matching rule wins: the user's rules, then 78, or a program that the image does not have ->
 FailJob, stops on request and disruptions -> RestartUncounted, else Restart. Counted restarts have two
 budgets: restarts within a window of time, and consecutive restarts without progress. An in-place restart by
-the agents counts like a restart.
+the agents counts like a restart, and the user's rules apply to its failure: it is too late to prevent it, but
+FailJob ends the job, and RestartUncounted does not count it.
 
 Progress is a new step. The agents see every life of the ranks, so what they report of the row of restarts
 since the last progress is believed, and new pods continue that row. A program that reports no steps makes
@@ -46,6 +47,9 @@ def restart(s: Snapshot) -> Restart | Fail | AwaitCause | None:
     """Decide what the primary fault means; pods that a suspension stops are not faults."""
     if s.memory.phase == SUSPENDED:
         return None
+    healed = blame.in_place_fault(s)
+    if healed and (rule := _user_rule(s, healed)) and rule[0] == "FailJob":
+        return Fail("RecoveryRule", f"{healed.sentence}; no further restart because of {rule[1]}", healed)
     fault = blame.first_fault(s)
     if fault is None:
         return _restart_without_done(s)
@@ -68,6 +72,8 @@ def counters(s: Snapshot) -> Restarts:
     in_place = [report.in_place or 0 for report in reports]
     reported = max([s.answer.in_place if s.answer else 0, *in_place])
     new = max(0, reported - old.in_place_of_attempt)
+    uncounted = new if _heals_uncounted(s) else 0
+    counted = new - uncounted
     steps = [old.highest_step, s.progress.step if s.progress else None, *(report.step for report in reports)]
     highest = max((step for step in steps if step is not None), default=None)
     known = None if highest is None else _reported_row(s)
@@ -77,9 +83,9 @@ def counters(s: Snapshot) -> Restarts:
         row = 0
     progressed = progressed or row < old.without_progress + new
     return Restarts(
-        counted=old.counted + new,
-        counted_at=within_window(s, (*old.counted_at, *(int(s.now),) * min(new, MOST_RESTARTS))),
-        disruptions=old.disruptions,
+        counted=old.counted + counted,
+        counted_at=within_window(s, (*old.counted_at, *(int(s.now),) * min(counted, MOST_RESTARTS))),
+        disruptions=old.disruptions + uncounted,
         in_place=old.in_place + new,
         in_place_of_attempt=max(reported, old.in_place_of_attempt),
         without_progress=row,
@@ -236,11 +242,25 @@ def _needs_done(s: Snapshot) -> bool:
     return has_agents and (bool(s.memory.done) or any(s.succeeded(pod) for pod in s.current.values()))
 
 
-def _action(s: Snapshot, fault: Fault) -> tuple[str, str]:
-    """Return the action, and the rule that it comes from."""
+def _heals_uncounted(s: Snapshot) -> bool:
+    """Whether the last failure that the agents healed is not counted; the ones before it are unknown."""
+    healed = blame.in_place_fault(s)
+    rule = healed and _user_rule(s, healed)
+    return bool(rule) and rule[0] == "RestartUncounted"
+
+
+def _user_rule(s: Snapshot, fault: Fault) -> tuple[str, str] | None:
+    """The action of the user's first rule that matches, and how to call that rule."""
     for number, rule in enumerate(s.job.recovery.rules):
         if _matches(rule, fault):
             return rule.action, f"rule {rule.name}" if rule.name else f"recovery.rules[{number}]"
+    return None
+
+
+def _action(s: Snapshot, fault: Fault) -> tuple[str, str]:
+    """Return the action, and the rule that it comes from."""
+    if (found := _user_rule(s, fault)) is not None:
+        return found
     if fault.exit_code == blame.BAD_RECIPE and not fault.disruption:
         return "FailJob", "the built-in rule for exit code 78 (bad recipe or arguments)"
     if fault.lacks_program and not fault.disruption and not _has_run(s):

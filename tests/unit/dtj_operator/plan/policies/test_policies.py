@@ -5,7 +5,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from dtj_operator.model.agent_status import SilentReplica
+from dtj_operator.model.agent_status import Incident, SilentReplica
 from dtj_operator.model.views import ContainerView
 from dtj_operator.plan.actions import (
     AwaitCause,
@@ -23,7 +23,7 @@ from dtj_operator.plan.policies import restart as restart_policy
 from dtj_operator.plan.policies import ttl
 from dtj_operator.plan.policies.cleanup import cleanup
 from dtj_operator.plan.policies.deadline import deadline
-from dtj_operator.plan.policies.restart import restart
+from dtj_operator.plan.policies.restart import counters, restart
 from dtj_operator.plan.policies.success import success
 from dtj_operator.plan.policies.suspend import suspend
 from tests.support.builders import NOW, at, job, pod
@@ -171,6 +171,41 @@ FAIL_1 = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [1]}}
 FREE_9 = {"action": "RestartUncounted", "onExitCodes": {"operator": "In", "values": [9]}}
 SIDECAR = TWO.but(pod(1).crashed(1).beside("logs", code=9))
 FAIL_EVICTED = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget"}]}
+FREE_3, RETRY_3 = {**FAIL_3, "action": "RestartUncounted"}, {**FAIL_3, "action": "Restart"}
+IN_PLACE_3 = Incident(replica=1, rank=1, reason="ExitCode", exit_code=3, message="bad record", generation=1)
+HEALED_3 = TWO.answering(in_place=2, incident=IN_PLACE_3)
+
+
+@pytest.mark.parametrize(
+    ("rules", "verdict"),
+    [
+        param([FAIL_3], Fail("RecoveryRule", ANY, ANY), id="FailJob"),
+        param([of_container(FAIL_3, "trainer")], Fail("RecoveryRule", ANY, ANY), id="of the trainer"),
+        param([FAIL_1], None, id="a rule about another code"),
+        param([RETRY_3, FAIL_3], None, id="the first matching rule wins"),
+    ],
+)
+def test_rules_apply_to_a_failure_that_the_agents_have_healed(rules, verdict) -> None:
+    assert restart(HEALED_3.recovery(rules=rules).snapshot()) == verdict
+
+
+def test_failure_that_a_rule_makes_final_wins_over_what_follows_from_it() -> None:
+    given = HEALED_3.recovery(rules=[{**FAIL_3, "name": "broken-data"}]).but(pod(0).reported(76))
+    found = restart(given.snapshot())
+    assert isinstance(found, Fail)
+    assert found.message == (
+        "rank 1 (replica 1) exited with code 3: ExitCode: bad record; "
+        "no further restart because of rule broken-data"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rules", "counted", "disruptions"), [([], 2, 0), ([FREE_1], 2, 0), ([FREE_3], 0, 2)]
+)
+def test_healed_failure_is_not_counted_if_a_rule_says_so(rules, counted, disruptions) -> None:
+    found = counters(HEALED_3.recovery(rules=rules).snapshot())
+    assert (found.counted, len(found.counted_at), found.disruptions) == (counted, counted, disruptions)
+    assert (found.in_place, found.in_place_of_attempt) == (2, 2)
 
 
 @pytest.mark.parametrize(
