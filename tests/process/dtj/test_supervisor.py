@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from dtj.agent.rank import process_group
 from dtj.agent.rank.process import RankProcess
 from dtj.agent.rank.process_usage import process_of
 from dtj.agent.replica import supervisor as module
@@ -227,6 +228,9 @@ class Node:
 
     def cut_off(self, process: RankProcess) -> None:
         self.heard.append(f"rank {process.rank} is cut off")
+
+    def stuck(self, process: RankProcess) -> None:
+        self.heard.append(f"rank {process.rank} is stuck")
 
     def until(self, condition: Callable[[], object], what: str) -> None:
         """Run the agent's loop until the condition holds."""
@@ -509,7 +513,70 @@ def test_rank_that_works_has_more_time_to_reach_its_save(
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda at=began + seconds: at))
         supervisor.tick()
     assert ("rank 0 is cut off" in node.heard) == is_killed
-    assert (supervisor.deadline is None) == is_killed
+    assert (supervisor._kill_at is None) == is_killed
+
+
+@pytest.mark.parametrize(
+    "message", ["", pytest.param("no step for 60 s: rank 0 is in read", id="killed as hung")]
+)
+def test_killed_rank_that_the_kernel_does_not_let_go_has_failed(
+    node: Node, monkeypatch: pytest.MonkeyPatch, message: str
+) -> None:
+    """A read of a file system that does not answer, for example; stood in for by a signal that is not sent."""
+    supervisor = node.run(signal.pause)
+    process = supervisor.newest[0]
+    with monkeypatch.context() as patched:
+        patched.setattr(process_group, "kill", lambda group: None)
+        process.kill_as_hung(message, is_shared=False) if message else process.kill()
+        before = time.monotonic()
+        assert supervisor.deadline
+        assert before < supervisor.deadline <= before + 120
+        supervisor.tick()
+        assert process.ending is None
+        patched.setattr(module, "time", SimpleNamespace(monotonic=lambda: before + 120))
+        supervisor.tick()
+    os.kill(process.pid, signal.SIGKILL)
+    os.waitpid(process.pid, 0)
+    assert node.heard[1:] == ["rank 0 is stuck", process.ending]
+    assert process.ending
+    assert (process.ending.cause, process.ending.failed) == ("Hang", True)
+    assert process.ending.message.startswith(message or "rank 0, killed 120 s ago, and has not ended: it waits")
+    assert (supervisor.alive(), supervisor.deadline) == ([], None)
+
+
+@pytest.mark.parametrize("is_in_job", [True, False])
+def test_pod_with_a_rank_that_the_kernel_does_not_let_go_ends(
+    supervisor: Supervisor, said: list[str], is_in_job: bool
+) -> None:
+    """Without an operator nothing would take its place."""
+    replaced: list[RankProcess] = []
+    replace = replaced.append if is_in_job else None
+    events = RankEvents(
+        Status(), HeartbeatReader(every_s=0.05), send=print, log=said.append, replace=replace, grace_s=None
+    )
+    supervisor.start(0, ENV, generation=1)
+    process = supervisor.newest[0]
+    events.stuck(process)
+    assert replaced == [process] * is_in_job
+    assert said[0].startswith("rank 0 was killed and does not end: it waits in the kernel")
+
+
+def test_rank_that_failed_ends_soon_with_all_others_if_its_pod_leaves(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = node.run(ignore_sigterm)
+    node.until(lambda: len(node.heard) == 2, "its child")
+    supervisor.start(1, ENV | {"RANK": "1"}, generation=1)
+    supervisor.start(1, ENV | {"RANK": "1"}, generation=2)  # never started: the pod leaves first
+    failed = supervisor.newest[0]
+    failed._failed("DeviceFault", exitCode=1)
+    monkeypatch.setattr(module, "_TERM_GRACE_S", 0.0)
+    supervisor.leave(failed)
+    assert not failed.killed
+    node.until_all_have_ended()
+    assert "generation 2" not in node.heard
+    assert failed.ending
+    assert (failed.ending.cause, failed.ending.code) == ("DeviceFault", 1)
 
 
 def test_rank_with_nothing_to_save_is_replaced_at_once(node: Node) -> None:
@@ -517,7 +584,7 @@ def test_rank_with_nothing_to_save_is_replaced_at_once(node: Node) -> None:
     node.until(lambda: len(node.heard) == 2, "its child")
     supervisor.newest[0].uses_dtj = True
     supervisor.start(0, ENV, generation=2)
-    assert supervisor.deadline is None
+    assert supervisor._kill_at is None
     node.until_heard("generation 2")
     assert not [x for x in node.heard if x == "generation 1"][1:]
 
@@ -550,7 +617,7 @@ def test_kill_cancels_pending_starts(node: Node) -> None:
     supervisor = node.run(ignore_sigterm)
     supervisor.start(0, ENV, generation=2)
     supervisor.kill()
-    assert supervisor.deadline is None
+    assert supervisor._kill_at is None
     node.until_all_have_ended()
     assert supervisor.newest[0].generation == 1
 

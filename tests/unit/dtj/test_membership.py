@@ -812,6 +812,26 @@ def test_what_follows_from_the_first_end_in_a_pod_that_was_asked_to_terminate_co
     assert found.join(hello(1, "again", processes=2), NOW + 20) == [Form(2, frozenset(), 3)]
 
 
+@pytest.mark.parametrize("is_formed", [True, False])
+def test_ranks_that_lose_a_pod_which_ends_slowly_cost_no_budget(*, is_formed: bool) -> None:
+    """Its agent killed a rank because of the GPU of another one, which takes long to exit."""
+    found = drained()
+    (found.lost if is_formed else found.unformed)(end(0, 76), 1, NOW)
+    assert found.tick(NOW + CAUSE_WAIT_S) == []
+    assert (found.state.in_place, found.state.unformed, found.failure) == (0, 0, None)
+    assert found.deadline is None
+    found.leave("pod-1", NOW + 20)
+    assert found.join(hello(1, "again", processes=2), NOW + 40) == [Form(2, frozenset(), 3)]
+
+
+def test_ranks_that_lose_a_peer_beside_a_pod_that_is_done_and_asked_to_terminate_are_healed() -> None:
+    found = drained(processes=1)
+    found.ended(end(1, 0), 1, NOW)
+    found.lost(end(0, 76), 1, NOW)
+    assert [type(action) for action in found.tick(NOW + CAUSE_WAIT_S)] == [Form]
+    assert found.state.in_place == 1
+
+
 def test_failure_before_the_first_end_in_a_pod_that_was_asked_to_terminate_counts() -> None:
     found = drained()
     found.ended(end(0, 139, after_s=0.0), 1, NOW)

@@ -236,11 +236,8 @@ class _Agent:
 
     def _leave_machine(self, failed: RankProcess) -> None:
         """End this pod because of a rank that this machine fails; the other pods wait for its replacement."""
-        _log(f"rank {failed.rank} cannot use its GPU: this pod ends, so that another node gets the rank")
         self._announce_stop()
-        for process in self._supervisor.alive():
-            if process is not failed:
-                process.kill()
+        self._supervisor.leave(failed)
 
     def _forward(self, number: signal.Signals) -> None:
         """Forward the signal to the ranks; a second Ctrl-C kills them."""

@@ -337,6 +337,13 @@ class Membership:
         if generation == self.state.generation and self.is_formed and not has_cause:
             self._end_generation()
 
+    def _awaits_end(self) -> bool:
+        """Whether a replica has ranks that may be gone, as its pod was asked to terminate: more is known soon.
+
+        Its agent does not report ranks that it killed, and starts none. So no generation forms until it is gone.
+        """
+        return any(replica < self.job.replicas and not self._is_done(replica) for replica in self.stopping)
+
     def _leaves_done(self, replica: int) -> bool:
         """Whether it was asked to terminate when all its ranks were done: then its pod is not replaced."""
         return replica in self.stopping and self._is_done(replica)
@@ -385,6 +392,9 @@ class Membership:
         culprit = first_cause([*self._incident.values(), *self._failing.values()])
         if culprit is None:
             return self.renew()
+        if culprit.cause == "PeerLost" and self._awaits_end():
+            self._end_generation()
+            return []
         if culprit.cause == "PeerLost" and self._done:
             self.ended_early = sorted(self._done)
             why = f"rank {self.ended_early[0]} {ENDED_EARLY}"

@@ -32,6 +32,7 @@ class Listener(Protocol):
     def reported(self, process: RankProcess, fields: dict[str, Any]) -> None: ...
     def ended(self, process: RankProcess, beside: Iterable[RankProcess]) -> None: ...
     def cut_off(self, process: RankProcess) -> None: ...
+    def stuck(self, process: RankProcess) -> None: ...
 
 
 class Supervisor:
@@ -91,7 +92,8 @@ class Supervisor:
     @property
     def deadline(self) -> float | None:
         """When `tick` has something to do."""
-        return self._kill_at
+        times = [self._kill_at, *(process.stuck_at for process in self.alive())]
+        return min((at for at in times if at is not None), default=None)
 
     def start(
         self,
@@ -156,6 +158,17 @@ class Supervisor:
         for process in self.alive():
             if process.uses_dtj:
                 process.kill()
+        self._kill_soon()
+
+    def leave(self, failed: RankProcess) -> None:
+        """No rank can run here because of this one, which reported a failure and may still exit by itself."""
+        self._waiting.clear()
+        for process in self.alive():
+            if process is not failed:
+                process.kill()
+        self._kill_soon()
+
+    def _kill_soon(self) -> None:
         self._is_over = True
         self._save_until = 0.0
         self._kill_at = time.monotonic() + _TERM_GRACE_S
@@ -164,6 +177,9 @@ class Supervisor:
         """Time has passed."""
         now = time.monotonic()
         self._oom_kills.forget_old(now)
+        for process in self.alive():
+            if process.stuck_at is not None and now >= process.stuck_at:
+                self._give_up(process)
         if self._kill_at is None or now < self._kill_at:
             return
         late = [each for each in self.alive() if self._is_over or each.rank in self._waiting]
@@ -181,6 +197,12 @@ class Supervisor:
         for process in self.alive():
             if process.pid == pid:
                 self._finish(process, code)
+
+    def _give_up(self, process: RankProcess) -> None:
+        """The kernel does not let go of a killed rank: treat it as ended."""
+        process.mark_stuck()
+        self._events.stuck(process)
+        self._finish(process, -signal.SIGKILL)
 
     def _watch_death(self, process: RankProcess) -> None:
         """Watch a pidfd, since SIGCHLD does not preserve the order of deaths."""
