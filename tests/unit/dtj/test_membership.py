@@ -679,6 +679,32 @@ def test_restarts_that_the_operator_counted_belong_to_the_row() -> None:
     assert not fails(found, NOW)
 
 
+@pytest.mark.parametrize(
+    ("allowed", "left"),
+    [
+        pytest.param(None, 3, id="unknown"),
+        pytest.param(5, 3, id="all that was allowed"),
+        pytest.param(9, 3, id="never more"),
+        pytest.param(4, 2, id="the operator counted one"),
+        pytest.param(2, 0, id="it counted all"),
+        pytest.param(0, 0, id="it counts less in place than there was"),
+    ],
+)
+def test_restarts_that_the_operator_counted_are_not_left(allowed: int | None, left: int) -> None:
+    """It replaced the pod of replica 1, after two restarts in place."""
+    found = plain(restarts=5, without_progress=9)
+    assert fails(found, NOW)
+    assert fails(found, NOW)
+    found.join(hello(1, "new pod", allowed=allowed), NOW)
+    assert [fails(found, NOW) for _ in range(left + 1)] == [True] * left + [False]
+
+
+def test_only_a_new_pod_tells_what_the_operator_counted() -> None:
+    found = plain(restarts=5)
+    found.join(hello(1, "pod-1", state=found.state, allowed=1), NOW)
+    assert found.budget.restarts == 5
+
+
 def test_restart_in_place_counts_for_the_window_of_the_budget() -> None:
     found = plain(restarts=2, window_s=60.0)
     assert [fails(found, NOW + s) for s in (0, 30, 65, 70)] == [True, True, True, False]

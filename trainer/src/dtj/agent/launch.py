@@ -154,7 +154,8 @@ class _Agent:
             log=_log,
         )
         self._orders.keeper = self._keeper
-        self._orders.remember(self._options.past)
+        allowed = self._options.budget.restarts if self._options.job else None
+        self._orders.remember(self._options.past, allowed=allowed)
         try:
             self._connect()
             self._publish()

@@ -177,8 +177,16 @@ class Membership:
         elif hello.state.generation == 0:  # a new pod; the operator may have counted the loss of the old one
             row = max(self.state.without_progress, hello.state.without_progress)
             self.state = replace(self.state, without_progress=row)
+            self._limit(hello, now)
         self._schedule_resize(now)
         return actions + self._form()
+
+    def _limit(self, hello: Hello, now: float) -> None:
+        """Restarts that the operator counted since this coordinator started are not left any more."""
+        if hello.allowed is None:
+            return
+        used, left = self.used(now), max(0, hello.allowed - self.state.in_place)
+        self.budget = replace(self.budget, restarts=min(self.budget.restarts, used + left))
 
     def _take_over(self, theirs: CoordinatorState, now: float) -> None:
         """What an agent remembers of an earlier coordinator."""

@@ -60,6 +60,7 @@ class Orders:
         self._log = log
         self._incarnation = uuid.uuid4().hex
         self._coordinator_state: Message = {}
+        self._allowed: int | None = None
         self._probed: list[RankStacks] = []  # logged if they turn out to belong to a hang
 
     @property
@@ -67,10 +68,10 @@ class Orders:
         """The fields of `CoordinatorState` as last received; before that, those of the environment."""
         return self._coordinator_state
 
-    def remember(self, past: CoordinatorState) -> None:
+    def remember(self, past: CoordinatorState, *, allowed: int | None) -> None:
         """Tell the coordinator what the operator counted before this agent started, such as a lost pod."""
         known = {"without_progress": past.without_progress, "best_step": past.best_step}
-        self._coordinator_state = known
+        self._coordinator_state, self._allowed = known, allowed
 
     def hello(self) -> Message:
         """The first message on every new connection; repeats all that the coordinator must know."""
@@ -88,6 +89,7 @@ class Orders:
             "ranks": {rank: known.to_json() for rank, known in self._supervisor.states().items()},
             "state": self._coordinator_state,
             "keeper": asdict(address) if self.keeper and (address := self.keeper.address) else None,
+            "allowed": self._allowed,
         }
 
     def obey(self, message: Message) -> None:
