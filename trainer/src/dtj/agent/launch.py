@@ -324,6 +324,9 @@ class _Agent:
 
     def _finish(self) -> int:
         endings = self._supervisor.endings()
+        if self._orders.has_succeeded and outcome.first_cause(endings) and not self._stop_requests:
+            _log("the job had succeeded before this failure, so this pod ends with exit code 0")
+            endings = outcome.excused(endings)
         if self._is_alone(endings):
             _log(f"all ranks are done, and replica 0 has been gone for {DONE_S:.0f} s: not waiting for it")
         own = outcome.first_cause(endings)

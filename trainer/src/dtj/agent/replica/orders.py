@@ -64,6 +64,11 @@ class Orders:
         self._probed: list[RankStacks] = []  # logged if they turn out to belong to a hang
 
     @property
+    def has_succeeded(self) -> bool:
+        """The job has, whatever becomes of the ranks of this pod that still run."""
+        return self.is_over and self.culprit is None
+
+    @property
     def coordinator_state(self) -> Message:
         """The fields of `CoordinatorState` as last received; before that, those of the environment."""
         return self._coordinator_state
@@ -111,6 +116,8 @@ class Orders:
                 self.culprit = culprit and Ending.from_json(culprit)
                 if self.culprit:
                     self._supervisor.shut_down()
+                elif self._placement.node_rank > 0:  # replica 0 waits for this before it ends
+                    self._client.disconnect()
             case {"refused": why}:
                 self._leave(why)
 
