@@ -705,6 +705,17 @@ def test_only_a_new_pod_tells_what_the_operator_counted() -> None:
     assert found.budget.restarts == 5
 
 
+def test_newest_pod_that_has_joined_is_known() -> None:
+    """So the operator knows whether the coordinator has heard of its last restart."""
+    found = membership()
+    assert found.restarts_before_newest is None
+    for replica, restarts in ((0, 1), (1, 3), (2, 1)):
+        found.join(hello(replica, restarts=restarts), NOW)
+    assert found.restarts_before_newest == 3
+    found.leave("pod-1", NOW)
+    assert found.restarts_before_newest == 3
+
+
 def test_restart_in_place_counts_for_the_window_of_the_budget() -> None:
     found = plain(restarts=2, window_s=60.0)
     assert [fails(found, NOW + s) for s in (0, 30, 65, 70)] == [True, True, True, False]

@@ -36,6 +36,7 @@ class Private(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_de
     uncounted_restarts: int = 0  # in a row, without progress; only for the back-off
     counted_at: list[int] = []  # seconds since the epoch of the restarts that still count, oldest first
     highest_step: int | None = None  # ever reported; only a higher step is progress
+    restarts_at_replacement: int = 0  # in all, when pods were last replaced
     earlier_seconds: dict[str, int] = {}  # the part of status.goodput that earlier attempts took
 
 

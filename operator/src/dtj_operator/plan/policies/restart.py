@@ -81,7 +81,10 @@ def counters(s: Snapshot) -> Restarts:
     progressed = highest != old.highest_step or (highest is None and _ran_well(s))
     if known is None and progressed:
         row = 0
-    progressed = progressed or row < old.without_progress + new
+    ended = old.without_progress + new - row  # restarts that were in the row until there was progress
+    progressed = progressed or ended > 0
+    # The others of an elastic job train on, but that pod may fail again at its start.
+    repeats = _awaits_successor(s) and not _ran_well(s)
     return Restarts(
         counted=old.counted + counted,
         counted_at=within_window(s, (*old.counted_at, *(int(s.now),) * min(counted, MOST_RESTARTS))),
@@ -90,8 +93,9 @@ def counters(s: Snapshot) -> Restarts:
         in_place_of_attempt=max(reported, old.in_place_of_attempt),
         without_progress=row,
         identical=0 if progressed else old.identical,
-        uncounted=0 if progressed else old.uncounted,
+        uncounted=0 if progressed and not repeats else old.uncounted + max(0, ended),
         highest_step=highest,
+        at_replacement=old.at_replacement,
     )
 
 
@@ -106,9 +110,11 @@ def counters_after(s: Snapshot, verdict: Verdict | None) -> Restarts:
     if verdict.counts:
         counted_at = within_window(s, (*now.counted_at, int(s.now)))
         more = now.without_progress + 1
-        return replace(now, counted=now.counted + 1, counted_at=counted_at, without_progress=more)
-    another = not _is_old(s, verdict.fault)
-    return replace(now, disruptions=now.disruptions + 1, uncounted=now.uncounted + another)
+        now = replace(now, counted=now.counted + 1, counted_at=counted_at, without_progress=more)
+    else:
+        another = not _is_old(s, verdict.fault)
+        now = replace(now, disruptions=now.disruptions + 1, uncounted=now.uncounted + another)
+    return replace(now, at_replacement=now.counted + now.disruptions)
 
 
 def _reported_row(s: Snapshot) -> int | None:
@@ -116,6 +122,8 @@ def _reported_row(s: Snapshot) -> int | None:
 
     It learns of a pod that we replaced once the new pod has joined.
     """
+    if _awaits_successor(s):
+        return None
     first = s.current.get(0)
     row = None if first is None else blame.exit_report(s, first).without_progress
     began, answer = s.memory.changed_at, s.answer
@@ -123,6 +131,12 @@ def _reported_row(s: Snapshot) -> int | None:
     if row is None and answer is not None and is_current and s.memory.phase == RUNNING:
         row = None if answer.silent_replicas or answer.restarts is None else answer.restarts.without_progress
     return row
+
+
+def _awaits_successor(s: Snapshot) -> bool:
+    """Whether no pod has joined that is newer than the last restart, as far as the agents tell."""
+    newest = s.answer.restarts.of_newest_pod if s.answer and s.answer.restarts else None
+    return newest is not None and newest < s.memory.restarts.at_replacement
 
 
 def _identical_failures(s: Snapshot, fault: Fault) -> int:

@@ -75,6 +75,7 @@ def private_of(
         uncounted_restarts=counts.uncounted,
         counted_at=list(counts.counted_at),
         highest_step=counts.highest_step,
+        restarts_at_replacement=counts.at_replacement,
         earlier_seconds=earlier_seconds,
     )
     if phase in FINAL:

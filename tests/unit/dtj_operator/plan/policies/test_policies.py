@@ -146,10 +146,15 @@ def test_the_deadline_counts_from_the_stored_start() -> None:
 
 
 def restarts(
-    *, highest_step: int | None = None, ago: int = 60, uncounted: int = 0, **counters: int
+    *,
+    highest_step: int | None = None,
+    ago: int = 60,
+    uncounted: int = 0,
+    at_replacement: int = 0,
+    **counters: int,
 ) -> dict[str, dict[str, Any]]:
     memory: dict[str, Any] = {} if highest_step is None else {"highestStep": highest_step}
-    memory["uncountedRestarts"] = uncounted
+    memory["uncountedRestarts"], memory["restartsAtReplacement"] = uncounted, at_replacement
     memory["countedAt"] = [int(NOW) - ago] * counters.get("counted", 0)
     return {
         "restarts": {"counted": 0, "disruptions": 0, "withoutProgress": 0, **counters},
@@ -162,6 +167,7 @@ def of_container(rule: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 CRASHED = TWO.but(pod(1).crashed(1))
+TAKEN = TWO.but(pod(1).running().deleting())
 COUNTED, UNCOUNTED = Restart(ANY, counts=True), Restart(ANY, counts=False)
 FAIL_3 = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [3]}}
 FREE_1 = {"action": "RestartUncounted", "onExitCodes": {"operator": "In", "values": [1]}}
@@ -524,6 +530,8 @@ def test_back_off_doubles_per_restart_without_progress(without_progress, delay) 
 
 ROW = TWO.was("Running", **restarts(counted=2, withoutProgress=2, highest_step=40))
 LATER = ROW.but(pod(0).reported(1, step=9, withoutProgress=1, inPlace=0))
+REPLACED = ROW.was("Running", **restarts(counted=2, withoutProgress=2, highest_step=40, at_replacement=2))
+LONG_AGO = REPLACED.was("Running", lastTransitionTime=at(-600))
 
 
 @pytest.mark.parametrize(
@@ -545,6 +553,20 @@ LATER = ROW.but(pod(0).reported(1, step=9, withoutProgress=1, inPlace=0))
             id="the new pod has not joined",
         ),
         param(
+            REPLACED.answering(without_progress=0, of_newest_pod=1, step=9),
+            2,
+            id="the new pod has not joined, and the coordinator has not known its replica",
+        ),
+        param(
+            REPLACED.answering(without_progress=0, of_newest_pod=1, step=9).but(
+                pod(0).reported(1, step=9, withoutProgress=0)
+            ),
+            2,
+            id="nor had it joined when replica 0 ended",
+        ),
+        param(REPLACED.answering(without_progress=0, of_newest_pod=2, step=9), 0, id="it has joined"),
+        param(REPLACED.answering(without_progress=0, step=9), 0, id="an agent that does not tell"),
+        param(
             ROW.was("Running", lastTransitionTime=at(5)).answering(without_progress=1), 2, id="an old answer"
         ),
         param(LATER.answering(without_progress=2, step=9), 1, id="the last word of replica 0"),
@@ -553,6 +575,25 @@ LATER = ROW.but(pod(0).reported(1, step=9, withoutProgress=1, inPlace=0))
 )
 def test_row_of_restarts_without_progress_is_that_of_the_agents(given, row) -> None:
     assert restart_policy.counters(given.snapshot()).without_progress == row
+
+
+@pytest.mark.parametrize(
+    ("given", "in_a_row"),
+    [
+        param(REPLACED.answering(of_newest_pod=1, without_progress=0, step=41), (0, 2), id="not joined"),
+        param(REPLACED.answering(of_newest_pod=2, without_progress=0, step=41), (0, 0), id="joined"),
+        param(LONG_AGO.answering(of_newest_pod=1, without_progress=0, step=41), (0, 0), id="ten minutes ago"),
+    ],
+)
+def test_steps_of_the_others_do_not_end_the_back_off_of_a_pod_that_has_not_joined(given, in_a_row) -> None:
+    found = restart_policy.counters(given.snapshot())
+    assert (found.without_progress, found.uncounted) == in_a_row
+
+
+@pytest.mark.parametrize("given", [CRASHED, TAKEN])
+def test_restart_is_remembered_until_a_newer_pod_has_joined(given) -> None:
+    snapshot = given.was("Running", **restarts(counted=3, disruptions=1)).snapshot()
+    assert restart_policy.counters_after(snapshot, restart(snapshot)).at_replacement == 5
 
 
 def test_row_that_the_agents_have_spent_ends_the_job() -> None:
@@ -566,7 +607,6 @@ def test_row_that_the_agents_have_spent_ends_the_job() -> None:
     assert verdict.message.endswith("2 consecutive restarts completed no step beyond 3")
 
 
-TAKEN = TWO.but(pod(1).running().deleting())
 OLD, YOUNG = (pod(1).running().placed(NOW - ago).deleting() for ago in (600, 10))
 
 

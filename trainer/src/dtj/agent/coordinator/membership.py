@@ -113,6 +113,11 @@ class Membership:
         return [replica for replica in range(self.job.replicas) if replica not in here]
 
     @property
+    def restarts_before_newest(self) -> int | None:
+        """Restarts of the job before the newest pod that has joined was created; see Hello."""
+        return max(self._restarts.values(), default=None)
+
+    @property
     def leaving(self) -> list[int]:
         """Ranks whose pod was asked to terminate."""
         return [rank for replica in sorted(self.stopping) for rank in self.job.ranks_of(replica)]
