@@ -318,9 +318,7 @@ class JobBuilder:
         **fields: Any,
     ) -> Self:
         """Replica 0's agent has answered."""
-        restarts = InPlace(
-            in_place=in_place, without_progress=without_progress, of_newest_pod=of_newest_pod
-        )
+        restarts = InPlace(in_place=in_place, without_progress=without_progress, of_newest_pod=of_newest_pod)
         return self.seeing(progress=Progress(attempt=attempt, observed_at=NOW, restarts=restarts, **fields))
 
     def at_step(self, step: int, *, attempt: int = 0, total: int | None = None) -> Self:

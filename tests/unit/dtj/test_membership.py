@@ -707,8 +707,8 @@ def test_only_a_new_pod_tells_what_the_operator_counted() -> None:
 
 def test_newest_pod_that_has_joined_is_known() -> None:
     """So the operator knows whether the coordinator has heard of its last restart."""
+    assert membership().restarts_before_newest is None
     found = membership()
-    assert found.restarts_before_newest is None
     for replica, restarts in ((0, 1), (1, 3), (2, 1)):
         found.join(hello(replica, restarts=restarts), NOW)
     assert found.restarts_before_newest == 3

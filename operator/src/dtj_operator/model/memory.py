@@ -25,7 +25,7 @@ class Restarts:
     identical: int = 0  # failures in a row with the same error of the program, without progress
     uncounted: int = 0  # restarts in a row that no budget counts, without progress
     highest_step: int | None = None  # ever reported; a higher step is progress
-    at_replacement: int = 0  # restarts in all when pods were last replaced: DTJ_RESTARTS of the next ones, or less
+    at_replacement: int = 0  # restarts in all when pods were last replaced; their successors know of them
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,8 +48,8 @@ def restart(s: Snapshot) -> Restart | Fail | AwaitCause | None:
     if s.memory.phase == SUSPENDED:
         return None
     healed = blame.in_place_fault(s)
-    if healed and (rule := _user_rule(s, healed)) and rule[0] == "FailJob":
-        return Fail("RecoveryRule", f"{healed.sentence}; no further restart because of {rule[1]}", healed)
+    if healed and (found := _user_rule(s, healed)) and found[0] == "FailJob":
+        return Fail("RecoveryRule", f"{healed.sentence}; no further restart because of {found[1]}", healed)
     fault = blame.first_fault(s)
     if fault is None:
         return _restart_without_done(s)
@@ -260,8 +260,8 @@ def _needs_done(s: Snapshot) -> bool:
 def _heals_uncounted(s: Snapshot) -> bool:
     """Whether the last failure that the agents healed is not counted; the ones before it are unknown."""
     healed = blame.in_place_fault(s)
-    rule = healed and _user_rule(s, healed)
-    return bool(rule) and rule[0] == "RestartUncounted"
+    found = _user_rule(s, healed) if healed else None
+    return found is not None and found[0] == "RestartUncounted"
 
 
 def _user_rule(s: Snapshot, fault: Fault) -> tuple[str, str] | None:

@@ -69,7 +69,7 @@ def replaced(given: JobBuilder) -> list[int] | str:
         param(
             THREE.was("Running", memory={"hasAgents": True}).but(pod(0).crashed(), pod(1).succeeded()),
             "all",
-            id="likewise, if the agents have told only an earlier process of the operator",
+            id="likewise, if only an earlier process of the operator knows that there are agents",
         ),
         param(AGENTS.but(pod(2).crashed(), pod(1).succeeded()), [2], id="replica 0 knows that one is done"),
         param(

@@ -351,9 +351,9 @@ class Membership:
             self._end_generation()
 
     def _awaits_end(self) -> bool:
-        """Whether a replica has ranks that may be gone, as its pod was asked to terminate: more is known soon.
+        """Whether the pod of a replica was asked to terminate, so that ranks of it may be gone.
 
-        Its agent does not report ranks that it killed, and starts none. So no generation forms until it is gone.
+        Its agent does not report ranks that it killed, and starts none: no generation forms before it leaves.
         """
         return any(replica < self.job.replicas and not self._is_done(replica) for replica in self.stopping)
 
@@ -399,15 +399,13 @@ class Membership:
         if self._decide_at is None or now < self._decide_at or self.is_over:
             return []
         self._decide_at = None
-        if self._away:  # its ranks are gone: that is why the others failed
+        culprit = first_cause([*self._incident.values(), *self._failing.values()])
+        follows = culprit is not None and culprit.cause == "PeerLost" and self._awaits_end()
+        if self._away or follows:  # the ranks of a replica are gone: that is why the others failed
             self._end_generation()
             return []
-        culprit = first_cause([*self._incident.values(), *self._failing.values()])
         if culprit is None:
             return self.renew()
-        if culprit.cause == "PeerLost" and self._awaits_end():
-            self._end_generation()
-            return []
         if culprit.cause == "PeerLost" and self._done:
             self.ended_early = sorted(self._done)
             why = f"rank {self.ended_early[0]} {ENDED_EARLY}"

@@ -33,8 +33,8 @@ _LEFT_ON_REQUEST = (
     "as done (exit code 143)"
 )
 
-# A killed process ends once the kernel has freed its memory, which may be a terabyte. The kernel does not let it go
-# at all while it waits for a file system, or a driver, that does not answer.
+# A killed process ends once the kernel has freed its memory, which may be a terabyte. It does not end while
+# the kernel waits for a file system, or a driver, that does not answer.
 _STUCK_S = 120.0
 
 # A thread of NCCL prints this and aborts the process, past all of its code, if a peer is gone: not a culprit.

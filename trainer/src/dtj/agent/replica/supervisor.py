@@ -21,7 +21,7 @@ from dtj.agent.wire.protocol import RankState
 _TERM_GRACE_S = 5.0
 # A rank that saves before it stops completes its step first: it gets 60 s, or two steps if these are longer.
 _SAVE_S = 60.0
-# It gets as long again, up to this limit, if it is in a save or has shown that it works, such as in evaluation.
+# It gets as long again, up to this limit, if it is in a save, or has shown that it works (run.evaluate).
 _LONGEST_SAVE_S = 600.0
 
 
@@ -183,7 +183,8 @@ class Supervisor:
         if self._kill_at is None or now < self._kill_at:
             return
         late = [each for each in self.alive() if self._is_over or each.rank in self._waiting]
-        if now < self._save_until and any([self._works(process) for process in late]):
+        working = [each for each in late if self._works(each)]
+        if now < self._save_until and working:
             self._kill_at = min(now + self._save_s, self._save_until)
             return
         self._kill_at = None
@@ -199,7 +200,7 @@ class Supervisor:
                 self._finish(process, code)
 
     def _give_up(self, process: RankProcess) -> None:
-        """The kernel does not let go of a killed rank: treat it as ended."""
+        """The kernel does not end a killed rank: treat it as ended."""
         process.mark_stuck()
         self._events.stuck(process)
         self._finish(process, -signal.SIGKILL)
