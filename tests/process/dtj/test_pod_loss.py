@@ -173,7 +173,7 @@ def test_rank_of_another_pod_that_dies_is_replaced_and_named(start: Start, tmp_p
     wait_for(lambda: job.status().get("step") == 9, "step 9")
     found = job.status()
     assert tuple(found) == contract.STATUS_FIELDS
-    counts = {"inPlace": 4, "withoutProgress": 0}
+    counts = {"inPlace": 4, "withoutProgress": 0, "ofNewestPod": 0}
     assert found["restarts"] == counts, "three happened before these pods; a new step ends the row"
     assert found["rejoin"] is True
     assert (found["generation"], found["state"]) == (2, "Running")
