@@ -554,6 +554,15 @@ def test_killed_rank_that_does_not_end_has_failed(
     assert supervisor.alive() == []
 
 
+def test_killed_rank_that_does_not_end_has_failed_for_what_it_reported(supervisor: Supervisor) -> None:
+    """A broken GPU, for example, whose node is then avoided at once."""
+    supervisor.start(0, ENV, generation=1)
+    process = supervisor.newest[0]
+    process._failed("DeviceFault", exitCode=1)
+    process.mark_stuck()
+    assert process.failing().cause == "DeviceFault"
+
+
 @pytest.mark.parametrize("is_in_job", [True, False])
 def test_pod_with_a_rank_that_does_not_end_leaves(
     supervisor: Supervisor, said: list[str], is_in_job: bool
@@ -568,7 +577,7 @@ def test_pod_with_a_rank_that_does_not_end_leaves(
     process = supervisor.newest[0]
     events.stuck(process)
     assert replaced == [process] * is_in_job
-    assert said[0].startswith("rank 0 was killed and does not end: it waits in the kernel")
+    assert said[0].startswith("rank 0 was killed and does not end, as it waits in the kernel")
 
 
 def test_rank_that_failed_ends_soon_with_all_others_if_its_pod_leaves(

@@ -221,7 +221,9 @@ class RankProcess:
         return None if self.killed_at is None else self.killed_at + _STUCK_S
 
     def mark_stuck(self) -> None:
-        """It was killed long ago and has not ended: that is its failure, whatever it was killed for."""
+        """It was killed long ago and has not ended: that is its failure, unless it reported another one."""
+        if "exitCode" in self._failure:
+            return
         why = "it waits in the kernel, for a file system or a driver that does not answer"
         said = f"killed {_STUCK_S:.0f} s ago, and has not ended: {why}"
         self._failed("Hang", message=f"{self._failure.get('message', '')}\nrank {self.rank}, {said}".lstrip())

@@ -110,7 +110,7 @@ class RankEvents:
     def stuck(self, process: RankProcess) -> None:
         """The rank was killed and does not end: no rank can start in its place on this machine."""
         leaves = _LEAVES if self._replace else ""
-        self._log(f"rank {process.rank} was killed and does not end: it waits in the kernel{leaves}")
+        self._log(f"rank {process.rank} was killed and does not end, as it waits in the kernel{leaves}")
         if self._replace:
             self._replace(process)
 
