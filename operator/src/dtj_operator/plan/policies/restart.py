@@ -18,6 +18,7 @@ import hashlib
 from dataclasses import replace
 
 from dtj_operator.model import times
+from dtj_operator.model.exit_report import ExitReport
 from dtj_operator.model.memory import (
     PENDING,
     RECOVERING,
@@ -76,7 +77,7 @@ def counters(s: Snapshot) -> Restarts:
     counted = new - uncounted
     steps = [old.highest_step, s.progress.step if s.progress else None, *(report.step for report in reports)]
     highest = max((step for step in steps if step is not None), default=None)
-    known = None if highest is None else _reported_row(s)
+    known = None if highest is None else _reported_row(s, reports)
     row = old.without_progress + new if known is None else known
     progressed = highest != old.highest_step or (highest is None and _ran_well(s))
     if known is None and progressed:
@@ -117,10 +118,11 @@ def counters_after(s: Snapshot, verdict: Verdict | None) -> Restarts:
     return replace(now, at_replacement=now.counted + now.disruptions)
 
 
-def _reported_row(s: Snapshot) -> int | None:
+def _reported_row(s: Snapshot, reports: list[ExitReport]) -> int | None:
     """Restarts in a row without progress as the coordinator counts them; None if that is not known.
 
-    It learns of a pod that we replaced once the new pod has joined.
+    reports  of the pods that have ended; steps that only they know of are newer than the answer
+    The coordinator learns of a pod that we replaced once the new pod has joined.
     """
     if _awaits_successor(s):
         return None
@@ -128,6 +130,8 @@ def _reported_row(s: Snapshot) -> int | None:
     row = None if first is None else blame.exit_report(s, first).without_progress
     began, answer = s.memory.changed_at, s.answer
     is_current = answer is not None and began is not None and answer.observed_at >= began
+    known = max(s.memory.restarts.highest_step or 0, answer.step or 0 if answer else 0)
+    is_current = is_current and all((report.step or 0) <= known for report in reports)
     if row is None and answer is not None and is_current and s.memory.phase == RUNNING:
         row = None if answer.silent_replicas or answer.restarts is None else answer.restarts.without_progress
     return row

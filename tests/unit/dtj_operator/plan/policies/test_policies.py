@@ -569,6 +569,16 @@ LONG_AGO = REPLACED.was("Running", lastTransitionTime=at(-600))
         param(
             ROW.was("Running", lastTransitionTime=at(5)).answering(without_progress=1), 2, id="an old answer"
         ),
+        param(
+            ROW.answering(without_progress=2, step=9).but(pod(1).reported(1, step=41, withoutProgress=0)),
+            0,
+            id="a new step since the answer, by the report of a pod that has ended",
+        ),
+        param(
+            ROW.answering(without_progress=2, step=9).but(pod(1).reported(1, step=40, withoutProgress=2)),
+            2,
+            id="no new step, by that report",
+        ),
         param(LATER.answering(without_progress=2, step=9), 1, id="the last word of replica 0"),
         param(TWO.answering(in_place=2, without_progress=7), 2, id="no steps: the operator's own count"),
     ],
