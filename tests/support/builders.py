@@ -309,10 +309,16 @@ class JobBuilder:
         return self.seeing(refusals=(Refusal(reason=reason, message=message),))
 
     def answering(
-        self, *, attempt: int = 0, in_place: int = 0, without_progress: int | None = None, **fields: Any
+        self,
+        *,
+        attempt: int = 0,
+        in_place: int = 0,
+        without_progress: int | None = None,
+        of_newest_pod: int | None = None,
+        **fields: Any,
     ) -> Self:
         """Replica 0's agent has answered."""
-        restarts = InPlace(in_place=in_place, without_progress=without_progress)
+        restarts = InPlace(in_place=in_place, without_progress=without_progress, of_newest_pod=of_newest_pod)
         return self.seeing(progress=Progress(attempt=attempt, observed_at=NOW, restarts=restarts, **fields))
 
     def at_step(self, step: int, *, attempt: int = 0, total: int | None = None) -> Self:

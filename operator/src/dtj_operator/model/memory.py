@@ -25,6 +25,7 @@ class Restarts:
     identical: int = 0  # failures in a row with the same error of the program, without progress
     uncounted: int = 0  # restarts in a row that no budget counts, without progress
     highest_step: int | None = None  # ever reported; a higher step is progress
+    at_replacement: int = 0  # restarts in all when pods were last replaced; their successors know of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +140,7 @@ class Memory:
             identical=self.private.identical_failures,
             uncounted=self.private.uncounted_restarts,
             highest_step=self.private.highest_step,
+            at_replacement=self.private.restarts_at_replacement,
         )
 
     def condition(self, kind: str) -> Json:

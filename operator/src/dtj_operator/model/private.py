@@ -27,6 +27,7 @@ class Private(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_de
     """All of it is bounded: as small for 10,000 replicas as for two, unless they finish in random order."""
 
     recovery_scope: str = "Job"  # what a recovery in this attempt restarts: Replica or Job
+    has_agents: bool = False  # agents of this attempt have said that they rejoin; not recorded for scope Auto
     wanted_replicas: _Replicas | None = None  # the recorded size of the attempt; elastic jobs only
     replacing: dict[int, str] = {}  # uids of pods being replaced, by index; empty if the pod was already gone
     done: str = ""  # replicas of the attempt that have succeeded, such as 0-3,7
@@ -36,6 +37,7 @@ class Private(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_de
     uncounted_restarts: int = 0  # in a row, without progress; only for the back-off
     counted_at: list[int] = []  # seconds since the epoch of the restarts that still count, oldest first
     highest_step: int | None = None  # ever reported; only a higher step is progress
+    restarts_at_replacement: int = 0  # in all, when pods were last replaced
     earlier_seconds: dict[str, int] = {}  # the part of status.goodput that earlier attempts took
 
 

@@ -126,9 +126,8 @@ def _repeated(s: Snapshot, culprit: Culprit, reporter: int) -> Fault:
     """The fault that the pod of another replica reports; the culprit's own pod still runs, or is gone."""
     code = culprit.exit_code
     reason, name = _reported(culprit.reason, _signal_name(code))
-    codes = () if code is None else ((s.job.trainer, code),)
     fault = _reported_fault(s, culprit, culprit.replica, reason=reason, exit_code=code, signal_name=name)
-    return replace(fault, exit_codes=codes, reported_by=reporter)
+    return replace(fault, reported_by=reporter)
 
 
 def _reported_fault(
@@ -147,6 +146,7 @@ def _reported_fault(
         at=_reported_moment(s, by.at) or s.now,
         generation=by.generation,
         step=by.step,
+        exit_codes=() if exit_code is None else ((s.job.trainer, exit_code),),
     )
 
 

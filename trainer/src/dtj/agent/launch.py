@@ -154,7 +154,8 @@ class _Agent:
             log=_log,
         )
         self._orders.keeper = self._keeper
-        self._orders.remember(self._options.past)
+        allowed = self._options.budget.restarts if self._options.job else None
+        self._orders.remember(self._options.past, allowed=allowed)
         try:
             self._connect()
             self._publish()
@@ -236,11 +237,8 @@ class _Agent:
 
     def _leave_machine(self, failed: RankProcess) -> None:
         """End this pod because of a rank that this machine fails; the other pods wait for its replacement."""
-        _log(f"rank {failed.rank} cannot use its GPU: this pod ends, so that another node gets the rank")
         self._announce_stop()
-        for process in self._supervisor.alive():
-            if process is not failed:
-                process.kill()
+        self._supervisor.leave(failed)
 
     def _forward(self, number: signal.Signals) -> None:
         """Forward the signal to the ranks; a second Ctrl-C kills them."""
@@ -326,6 +324,9 @@ class _Agent:
 
     def _finish(self) -> int:
         endings = self._supervisor.endings()
+        if self._orders.has_succeeded and outcome.first_cause(endings) and not self._stop_requests:
+            _log("the job had succeeded before this failure, so this pod ends with exit code 0")
+            endings = outcome.excused(endings)
         if self._is_alone(endings):
             _log(f"all ranks are done, and replica 0 has been gone for {DONE_S:.0f} s: not waiting for it")
         own = outcome.first_cause(endings)

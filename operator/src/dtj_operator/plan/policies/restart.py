@@ -3,7 +3,8 @@
 The first matching rule wins: the user's rules, then 78, or a program that the image does not have ->
 FailJob, stops on request and disruptions -> RestartUncounted, else Restart. Counted restarts have two
 budgets: restarts within a window of time, and consecutive restarts without progress. An in-place restart by
-the agents counts like a restart.
+the agents counts like a restart, and the user's rules apply to its failure: it is too late to prevent it, but
+FailJob ends the job, and RestartUncounted does not count it.
 
 Progress is a new step. The agents see every life of the ranks, so what they report of the row of restarts
 since the last progress is believed, and new pods continue that row. A program that reports no steps makes
@@ -17,6 +18,7 @@ import hashlib
 from dataclasses import replace
 
 from dtj_operator.model import times
+from dtj_operator.model.exit_report import ExitReport
 from dtj_operator.model.memory import (
     PENDING,
     RECOVERING,
@@ -46,6 +48,9 @@ def restart(s: Snapshot) -> Restart | Fail | AwaitCause | None:
     """Decide what the primary fault means; pods that a suspension stops are not faults."""
     if s.memory.phase == SUSPENDED:
         return None
+    healed = blame.in_place_fault(s)
+    if healed and (found := _user_rule(s, healed)) and found[0] == "FailJob":
+        return Fail("RecoveryRule", f"{healed.sentence}; no further restart because of {found[1]}", healed)
     fault = blame.first_fault(s)
     if fault is None:
         return _restart_without_done(s)
@@ -68,24 +73,30 @@ def counters(s: Snapshot) -> Restarts:
     in_place = [report.in_place or 0 for report in reports]
     reported = max([s.answer.in_place if s.answer else 0, *in_place])
     new = max(0, reported - old.in_place_of_attempt)
+    uncounted = new if _heals_uncounted(s) else 0
+    counted = new - uncounted
     steps = [old.highest_step, s.progress.step if s.progress else None, *(report.step for report in reports)]
     highest = max((step for step in steps if step is not None), default=None)
-    known = None if highest is None else _reported_row(s)
+    known = None if highest is None else _reported_row(s, reports)
     row = old.without_progress + new if known is None else known
     progressed = highest != old.highest_step or (highest is None and _ran_well(s))
     if known is None and progressed:
         row = 0
-    progressed = progressed or row < old.without_progress + new
+    ended = old.without_progress + new - row  # restarts that were in the row until there was progress
+    progressed = progressed or ended > 0
+    # The others of an elastic job train on, but that pod may fail again at its start.
+    repeats = _awaits_successor(s) and not _ran_well(s)
     return Restarts(
-        counted=old.counted + new,
-        counted_at=within_window(s, (*old.counted_at, *(int(s.now),) * min(new, MOST_RESTARTS))),
-        disruptions=old.disruptions,
+        counted=old.counted + counted,
+        counted_at=within_window(s, (*old.counted_at, *(int(s.now),) * min(counted, MOST_RESTARTS))),
+        disruptions=old.disruptions + uncounted,
         in_place=old.in_place + new,
         in_place_of_attempt=max(reported, old.in_place_of_attempt),
         without_progress=row,
         identical=0 if progressed else old.identical,
-        uncounted=0 if progressed else old.uncounted,
+        uncounted=0 if progressed and not repeats else old.uncounted + max(0, ended),
         highest_step=highest,
+        at_replacement=old.at_replacement,
     )
 
 
@@ -100,23 +111,36 @@ def counters_after(s: Snapshot, verdict: Verdict | None) -> Restarts:
     if verdict.counts:
         counted_at = within_window(s, (*now.counted_at, int(s.now)))
         more = now.without_progress + 1
-        return replace(now, counted=now.counted + 1, counted_at=counted_at, without_progress=more)
-    another = not _is_old(s, verdict.fault)
-    return replace(now, disruptions=now.disruptions + 1, uncounted=now.uncounted + another)
+        now = replace(now, counted=now.counted + 1, counted_at=counted_at, without_progress=more)
+    else:
+        another = not _is_old(s, verdict.fault)
+        now = replace(now, disruptions=now.disruptions + 1, uncounted=now.uncounted + another)
+    return replace(now, at_replacement=now.counted + now.disruptions)
 
 
-def _reported_row(s: Snapshot) -> int | None:
+def _reported_row(s: Snapshot, reports: list[ExitReport]) -> int | None:
     """Restarts in a row without progress as the coordinator counts them; None if that is not known.
 
-    It learns of a pod that we replaced once the new pod has joined.
+    reports  of the pods that have ended; steps that only they know of are newer than the answer
+    The coordinator learns of a pod that we replaced once the new pod has joined.
     """
+    if _awaits_successor(s):
+        return None
     first = s.current.get(0)
     row = None if first is None else blame.exit_report(s, first).without_progress
     began, answer = s.memory.changed_at, s.answer
     is_current = answer is not None and began is not None and answer.observed_at >= began
+    known = max(s.memory.restarts.highest_step or 0, answer.step or 0 if answer else 0)
+    is_current = is_current and all((report.step or 0) <= known for report in reports)
     if row is None and answer is not None and is_current and s.memory.phase == RUNNING:
         row = None if answer.silent_replicas or answer.restarts is None else answer.restarts.without_progress
     return row
+
+
+def _awaits_successor(s: Snapshot) -> bool:
+    """Whether no pod has joined that is newer than the last restart, as far as the agents tell."""
+    newest = s.answer.restarts.of_newest_pod if s.answer and s.answer.restarts else None
+    return newest is not None and newest < s.memory.restarts.at_replacement
 
 
 def _identical_failures(s: Snapshot, fault: Fault) -> int:
@@ -232,15 +256,30 @@ def _awaits_first(s: Snapshot) -> bool:
 
 def _needs_done(s: Snapshot) -> bool:
     """Whether a next replica 0 would wait for a replica that is done: its agent waits for all of them."""
-    has_agents = s.job.recovery.scope == "Auto" or (s.answer is not None and s.answer.rejoin)
+    is_told = s.memory.private.has_agents or (s.answer is not None and s.answer.rejoin)
+    has_agents = s.job.recovery.scope == "Auto" or is_told
     return has_agents and (bool(s.memory.done) or any(s.succeeded(pod) for pod in s.current.values()))
+
+
+def _heals_uncounted(s: Snapshot) -> bool:
+    """Whether the last failure that the agents healed is not counted; the ones before it are unknown."""
+    healed = blame.in_place_fault(s)
+    found = _user_rule(s, healed) if healed else None
+    return found is not None and found[0] == "RestartUncounted"
+
+
+def _user_rule(s: Snapshot, fault: Fault) -> tuple[str, str] | None:
+    """The action of the user's first rule that matches, and how to call that rule."""
+    for number, rule in enumerate(s.job.recovery.rules):
+        if _matches(rule, fault):
+            return rule.action, f"rule {rule.name}" if rule.name else f"recovery.rules[{number}]"
+    return None
 
 
 def _action(s: Snapshot, fault: Fault) -> tuple[str, str]:
     """Return the action, and the rule that it comes from."""
-    for number, rule in enumerate(s.job.recovery.rules):
-        if _matches(rule, fault):
-            return rule.action, f"rule {rule.name}" if rule.name else f"recovery.rules[{number}]"
+    if (found := _user_rule(s, fault)) is not None:
+        return found
     if fault.exit_code == blame.BAD_RECIPE and not fault.disruption:
         return "FailJob", "the built-in rule for exit code 78 (bad recipe or arguments)"
     if fault.lacks_program and not fault.disruption and not _has_run(s):

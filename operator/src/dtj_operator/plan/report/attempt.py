@@ -75,12 +75,14 @@ def private_of(
         uncounted_restarts=counts.uncounted,
         counted_at=list(counts.counted_at),
         highest_step=counts.highest_step,
+        restarts_at_replacement=counts.at_replacement,
         earlier_seconds=earlier_seconds,
     )
     if phase in FINAL:
         return lasting
     return msgspec.structs.replace(
         lasting,
+        has_agents=_has_agents(s, verdict),
         replacing=_replacing(s, verdict),
         done=ranges.text(done_before(s, verdict), DONE_LIMIT),
         shortage=verdict.shortage if isinstance(verdict, Resize) else remaining_shortage(s, phase),
@@ -109,6 +111,12 @@ def _scope(s: Snapshot, verdict: Verdict | None) -> str:
         return REPLICA
     over = s.job.recovery.scope == "Auto" and ends_attempt(verdict)
     return JOB if over else s.scope
+
+
+def _has_agents(s: Snapshot, verdict: Verdict | None) -> bool:
+    """With Auto the scope tells it."""
+    told = s.memory.private.has_agents or (s.answer is not None and s.answer.rejoin)
+    return told and s.job.recovery.scope != "Auto" and not ends_attempt(verdict)
 
 
 def _recorded_size(s: Snapshot, verdict: Verdict | None) -> int | None:

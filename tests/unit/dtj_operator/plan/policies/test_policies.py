@@ -5,7 +5,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from dtj_operator.model.agent_status import SilentReplica
+from dtj_operator.model.agent_status import Incident, SilentReplica
 from dtj_operator.model.views import ContainerView
 from dtj_operator.plan.actions import (
     AwaitCause,
@@ -23,7 +23,7 @@ from dtj_operator.plan.policies import restart as restart_policy
 from dtj_operator.plan.policies import ttl
 from dtj_operator.plan.policies.cleanup import cleanup
 from dtj_operator.plan.policies.deadline import deadline
-from dtj_operator.plan.policies.restart import restart
+from dtj_operator.plan.policies.restart import counters, restart
 from dtj_operator.plan.policies.success import success
 from dtj_operator.plan.policies.suspend import suspend
 from tests.support.builders import NOW, at, job, pod
@@ -146,10 +146,15 @@ def test_the_deadline_counts_from_the_stored_start() -> None:
 
 
 def restarts(
-    *, highest_step: int | None = None, ago: int = 60, uncounted: int = 0, **counters: int
+    *,
+    highest_step: int | None = None,
+    ago: int = 60,
+    uncounted: int = 0,
+    at_replacement: int = 0,
+    **counters: int,
 ) -> dict[str, dict[str, Any]]:
     memory: dict[str, Any] = {} if highest_step is None else {"highestStep": highest_step}
-    memory["uncountedRestarts"] = uncounted
+    memory["uncountedRestarts"], memory["restartsAtReplacement"] = uncounted, at_replacement
     memory["countedAt"] = [int(NOW) - ago] * counters.get("counted", 0)
     return {
         "restarts": {"counted": 0, "disruptions": 0, "withoutProgress": 0, **counters},
@@ -162,6 +167,7 @@ def of_container(rule: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 CRASHED = TWO.but(pod(1).crashed(1))
+TAKEN = TWO.but(pod(1).running().deleting())
 COUNTED, UNCOUNTED = Restart(ANY, counts=True), Restart(ANY, counts=False)
 FAIL_3 = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [3]}}
 FREE_1 = {"action": "RestartUncounted", "onExitCodes": {"operator": "In", "values": [1]}}
@@ -171,6 +177,41 @@ FAIL_1 = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [1]}}
 FREE_9 = {"action": "RestartUncounted", "onExitCodes": {"operator": "In", "values": [9]}}
 SIDECAR = TWO.but(pod(1).crashed(1).beside("logs", code=9))
 FAIL_EVICTED = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget"}]}
+FREE_3, RETRY_3 = {**FAIL_3, "action": "RestartUncounted"}, {**FAIL_3, "action": "Restart"}
+IN_PLACE_3 = Incident(replica=1, rank=1, reason="ExitCode", exit_code=3, message="bad record", generation=1)
+HEALED_3 = TWO.answering(in_place=2, incident=IN_PLACE_3)
+
+
+@pytest.mark.parametrize(
+    ("rules", "verdict"),
+    [
+        param([FAIL_3], Fail("RecoveryRule", ANY, ANY), id="FailJob"),
+        param([of_container(FAIL_3, "trainer")], Fail("RecoveryRule", ANY, ANY), id="of the trainer"),
+        param([FAIL_1], None, id="a rule about another code"),
+        param([RETRY_3, FAIL_3], None, id="the first matching rule wins"),
+    ],
+)
+def test_rules_apply_to_a_failure_that_the_agents_have_healed(rules, verdict) -> None:
+    assert restart(HEALED_3.recovery(rules=rules).snapshot()) == verdict
+
+
+def test_failure_that_a_rule_makes_final_wins_over_what_follows_from_it() -> None:
+    given = HEALED_3.recovery(rules=[{**FAIL_3, "name": "broken-data"}]).but(pod(0).reported(76))
+    found = restart(given.snapshot())
+    assert isinstance(found, Fail)
+    assert found.message == (
+        "rank 1 (replica 1) exited with code 3: ExitCode: bad record; "
+        "no further restart because of rule broken-data"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rules", "counted", "disruptions"), [([], 2, 0), ([FREE_1], 2, 0), ([FREE_3], 0, 2)]
+)
+def test_healed_failure_is_not_counted_if_a_rule_says_so(rules, counted, disruptions) -> None:
+    found = counters(HEALED_3.recovery(rules=rules).snapshot())
+    assert (found.counted, len(found.counted_at), found.disruptions) == (counted, counted, disruptions)
+    assert (found.in_place, found.in_place_of_attempt) == (2, 2)
 
 
 @pytest.mark.parametrize(
@@ -489,6 +530,8 @@ def test_back_off_doubles_per_restart_without_progress(without_progress, delay) 
 
 ROW = TWO.was("Running", **restarts(counted=2, withoutProgress=2, highest_step=40))
 LATER = ROW.but(pod(0).reported(1, step=9, withoutProgress=1, inPlace=0))
+REPLACED = ROW.was("Running", **restarts(counted=2, withoutProgress=2, highest_step=40, at_replacement=2))
+LONG_AGO = REPLACED.was("Running", lastTransitionTime=at(-600))
 
 
 @pytest.mark.parametrize(
@@ -510,7 +553,31 @@ LATER = ROW.but(pod(0).reported(1, step=9, withoutProgress=1, inPlace=0))
             id="the new pod has not joined",
         ),
         param(
+            REPLACED.answering(without_progress=0, of_newest_pod=1, step=9),
+            2,
+            id="the new pod has not joined, and the coordinator has not known its replica",
+        ),
+        param(
+            REPLACED.answering(without_progress=0, of_newest_pod=1, step=9).but(
+                pod(0).reported(1, step=9, withoutProgress=0)
+            ),
+            2,
+            id="nor had it joined when replica 0 ended",
+        ),
+        param(REPLACED.answering(without_progress=0, of_newest_pod=2, step=9), 0, id="it has joined"),
+        param(REPLACED.answering(without_progress=0, step=9), 0, id="an agent that does not tell"),
+        param(
             ROW.was("Running", lastTransitionTime=at(5)).answering(without_progress=1), 2, id="an old answer"
+        ),
+        param(
+            ROW.answering(without_progress=2, step=9).but(pod(1).reported(1, step=41, withoutProgress=0)),
+            0,
+            id="a new step since the answer, by the report of a pod that has ended",
+        ),
+        param(
+            ROW.answering(without_progress=2, step=9).but(pod(1).reported(1, step=40, withoutProgress=2)),
+            2,
+            id="no new step, by that report",
         ),
         param(LATER.answering(without_progress=2, step=9), 1, id="the last word of replica 0"),
         param(TWO.answering(in_place=2, without_progress=7), 2, id="no steps: the operator's own count"),
@@ -518,6 +585,25 @@ LATER = ROW.but(pod(0).reported(1, step=9, withoutProgress=1, inPlace=0))
 )
 def test_row_of_restarts_without_progress_is_that_of_the_agents(given, row) -> None:
     assert restart_policy.counters(given.snapshot()).without_progress == row
+
+
+@pytest.mark.parametrize(
+    ("given", "in_a_row"),
+    [
+        param(REPLACED.answering(of_newest_pod=1, without_progress=0, step=41), (0, 2), id="not joined"),
+        param(REPLACED.answering(of_newest_pod=2, without_progress=0, step=41), (0, 0), id="joined"),
+        param(LONG_AGO.answering(of_newest_pod=1, without_progress=0, step=41), (0, 0), id="ten minutes ago"),
+    ],
+)
+def test_steps_of_the_others_do_not_end_the_back_off_of_a_pod_that_has_not_joined(given, in_a_row) -> None:
+    found = restart_policy.counters(given.snapshot())
+    assert (found.without_progress, found.uncounted) == in_a_row
+
+
+@pytest.mark.parametrize("given", [CRASHED, TAKEN])
+def test_restart_is_remembered_until_a_newer_pod_has_joined(given) -> None:
+    snapshot = given.was("Running", **restarts(counted=3, disruptions=1)).snapshot()
+    assert restart_policy.counters_after(snapshot, restart(snapshot)).at_replacement == 5
 
 
 def test_row_that_the_agents_have_spent_ends_the_job() -> None:
@@ -531,7 +617,6 @@ def test_row_that_the_agents_have_spent_ends_the_job() -> None:
     assert verdict.message.endswith("2 consecutive restarts completed no step beyond 3")
 
 
-TAKEN = TWO.but(pod(1).running().deleting())
 OLD, YOUNG = (pod(1).running().placed(NOW - ago).deleting() for ago in (600, 10))
 
 

@@ -66,6 +66,11 @@ def replaced(given: JobBuilder) -> list[int] | str:
             "all",
             id="likewise, once its pod is gone",
         ),
+        param(
+            THREE.was("Running", memory={"hasAgents": True}).but(pod(0).crashed(), pod(1).succeeded()),
+            "all",
+            id="likewise, if only an earlier process of the operator knows that there are agents",
+        ),
         param(AGENTS.but(pod(2).crashed(), pod(1).succeeded()), [2], id="replica 0 knows that one is done"),
         param(
             THREE.but(pod(0).crashed(), pod(1).succeeded()),
@@ -441,6 +446,19 @@ def test_finished_replicas_are_recorded_and_not_recreated() -> None:
     assert restart(swept.snapshot()) is None
     assert new_status(swept.snapshot(), None)["replicaStatuses"] == after["replicaStatuses"]
     assert type(plan(swept.but(pod(0).succeeded()).snapshot()).verdict).__name__ == "Succeed"
+
+
+def test_agents_are_remembered_with_a_scope_that_the_user_sets() -> None:
+    """After a restart of the operator replica 0 may be gone before it has answered."""
+    told = new_status(THREE.answering(rejoin=True).snapshot(), None)
+    assert told["memory"]["hasAgents"] is True
+
+    asked_anew = THREE.stored(told)
+    assert new_status(asked_anew.snapshot(), None)["memory"] == told["memory"]
+    lost = asked_anew.but(*(pod(i).crashed() for i in range(3))).snapshot()
+    assert "hasAgents" not in new_status(lost, restart(lost))["memory"], "the next attempt may have none"
+    assert "hasAgents" not in new_status(AUTO.answering(rejoin=True).snapshot(), None).get("memory", {})
+    assert "hasAgents" not in new_status(THREE.answering(rejoin=False).snapshot(), None).get("memory", {})
 
 
 NEXT_FIRST = pod(0).with_uid("next")

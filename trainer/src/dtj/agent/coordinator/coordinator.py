@@ -364,6 +364,7 @@ class Coordinator:
             state_of=member.state_of,
             in_place=member.state.in_place,
             without_progress=member.state.without_progress,
+            of_newest_pod=member.restarts_before_newest,
             failure=failure,
             ledger={kind: round(s, 3) for kind, s in self.ledger.at(now).items()},
         )

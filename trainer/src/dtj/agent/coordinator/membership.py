@@ -113,6 +113,11 @@ class Membership:
         return [replica for replica in range(self.job.replicas) if replica not in here]
 
     @property
+    def restarts_before_newest(self) -> int | None:
+        """Restarts of the job before the newest pod that has joined was created; see Hello."""
+        return max(self._restarts.values(), default=None)
+
+    @property
     def leaving(self) -> list[int]:
         """Ranks whose pod was asked to terminate."""
         return [rank for replica in sorted(self.stopping) for rank in self.job.ranks_of(replica)]
@@ -177,8 +182,16 @@ class Membership:
         elif hello.state.generation == 0:  # a new pod; the operator may have counted the loss of the old one
             row = max(self.state.without_progress, hello.state.without_progress)
             self.state = replace(self.state, without_progress=row)
+            self._limit(hello, now)
         self._schedule_resize(now)
         return actions + self._form()
+
+    def _limit(self, hello: Hello, now: float) -> None:
+        """Restarts that the operator counted since this coordinator started are not left any more."""
+        if hello.allowed is None:
+            return
+        used, left = self.used(now), max(0, hello.allowed - self.state.in_place)
+        self.budget = replace(self.budget, restarts=min(self.budget.restarts, used + left))
 
     def _take_over(self, theirs: CoordinatorState, now: float) -> None:
         """What an agent remembers of an earlier coordinator."""
@@ -337,6 +350,13 @@ class Membership:
         if generation == self.state.generation and self.is_formed and not has_cause:
             self._end_generation()
 
+    def _awaits_end(self) -> bool:
+        """Whether the pod of a replica was asked to terminate, so that ranks of it may be gone.
+
+        Its agent does not report ranks that it killed, and starts none: no generation forms before it leaves.
+        """
+        return any(replica < self.job.replicas and not self._is_done(replica) for replica in self.stopping)
+
     def _leaves_done(self, replica: int) -> bool:
         """Whether it was asked to terminate when all its ranks were done: then its pod is not replaced."""
         return replica in self.stopping and self._is_done(replica)
@@ -379,10 +399,11 @@ class Membership:
         if self._decide_at is None or now < self._decide_at or self.is_over:
             return []
         self._decide_at = None
-        if self._away:  # its ranks are gone: that is why the others failed
+        culprit = first_cause([*self._incident.values(), *self._failing.values()])
+        follows = culprit is not None and culprit.cause == "PeerLost" and self._awaits_end()
+        if self._away or follows:  # the ranks of a replica are gone: that is why the others failed
             self._end_generation()
             return []
-        culprit = first_cause([*self._incident.values(), *self._failing.values()])
         if culprit is None:
             return self.renew()
         if culprit.cause == "PeerLost" and self._done:

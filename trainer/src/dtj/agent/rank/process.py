@@ -33,6 +33,10 @@ _LEFT_ON_REQUEST = (
     "as done (exit code 143)"
 )
 
+# A killed process ends once the kernel has freed its memory, which may be a terabyte. It does not end while
+# the kernel waits for a file system, or a driver, that does not answer.
+_STUCK_S = 120.0
+
 # A thread of NCCL prints this and aborts the process, past all of its code, if a peer is gone: not a culprit.
 _WATCHDOG = re.compile(
     rb"watchdog thread terminated with exception: .*(remote process exited|before timing out).*"
@@ -53,6 +57,7 @@ class RankProcess:
     heartbeat  its progress, in shared memory
     error_file where torch's `@record` writes
     killed     the agent killed it
+    killed_at  by SIGKILL, by time.monotonic()
     must_stop  its pod was asked to terminate
     uses_dtj   its program uses dtj: if asked to stop, it saves first
     holds      it has the run in memory and can join the next generation without a restart
@@ -72,6 +77,7 @@ class RankProcess:
     heartbeat: SharedHeartbeat
     generation: int
     killed: bool = False
+    killed_at: float | None = None
     must_stop: bool = False
     uses_dtj: bool = False
     holds: bool = False
@@ -206,7 +212,21 @@ class RankProcess:
 
     def kill_group(self) -> None:
         """Kill what is left of its process group."""
+        self.killed_at = self.killed_at or time.monotonic()
         process_group.kill(self.pid)
+
+    @property
+    def stuck_at(self) -> float | None:
+        """When it counts as stuck, unless it ends before; None if it was not killed."""
+        return None if self.killed_at is None else self.killed_at + _STUCK_S
+
+    def mark_stuck(self) -> None:
+        """It was killed long ago and has not ended: that is its failure, unless it reported another one."""
+        if "exitCode" in self._failure:
+            return
+        why = "it waits in the kernel, for a file system or a driver that does not answer"
+        said = f"killed {_STUCK_S:.0f} s ago, and has not ended: {why}"
+        self._failed("Hang", message=f"{self._failure.get('message', '')}\nrank {self.rank}, {said}".lstrip())
 
     def finish(self, code: int) -> Ending:
         """It was reaped; `code` is negative if a signal killed it."""

@@ -60,17 +60,23 @@ class Orders:
         self._log = log
         self._incarnation = uuid.uuid4().hex
         self._coordinator_state: Message = {}
+        self._allowed: int | None = None
         self._probed: list[RankStacks] = []  # logged if they turn out to belong to a hang
+
+    @property
+    def has_succeeded(self) -> bool:
+        """The job has, whatever becomes of the ranks of this pod that still run."""
+        return self.is_over and self.culprit is None
 
     @property
     def coordinator_state(self) -> Message:
         """The fields of `CoordinatorState` as last received; before that, those of the environment."""
         return self._coordinator_state
 
-    def remember(self, past: CoordinatorState) -> None:
+    def remember(self, past: CoordinatorState, *, allowed: int | None) -> None:
         """Tell the coordinator what the operator counted before this agent started, such as a lost pod."""
         known = {"without_progress": past.without_progress, "best_step": past.best_step}
-        self._coordinator_state = known
+        self._coordinator_state, self._allowed = known, allowed
 
     def hello(self) -> Message:
         """The first message on every new connection; repeats all that the coordinator must know."""
@@ -88,6 +94,7 @@ class Orders:
             "ranks": {rank: known.to_json() for rank, known in self._supervisor.states().items()},
             "state": self._coordinator_state,
             "keeper": asdict(address) if self.keeper and (address := self.keeper.address) else None,
+            "allowed": self._allowed,
         }
 
     def obey(self, message: Message) -> None:
@@ -109,6 +116,8 @@ class Orders:
                 self.culprit = culprit and Ending.from_json(culprit)
                 if self.culprit:
                     self._supervisor.shut_down()
+                elif self._placement.node_rank > 0:  # replica 0 waits for this before it ends
+                    self._client.disconnect()
             case {"refused": why}:
                 self._leave(why)
 
@@ -153,7 +162,9 @@ class Orders:
             )
             env[contract.INCARNATION] = self._incarnation
             env[contract.BUDDY] = address.format() if address else ""
-            self._supervisor.start(rank, env, generation=generation, gracefully=gracefully)
+            self._supervisor.start(
+                rank, env, generation=generation, gracefully=gracefully, step_s=self._heartbeats.step_s
+            )
 
     def _use_buddy(self, buddy: dict[str, Any] | None, ward: int | None) -> Address | None:
         """Have copies sent to the buddy and kept for the ward; returns where this replica's copies are.

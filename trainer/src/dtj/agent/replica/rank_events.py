@@ -16,6 +16,7 @@ from dtj.agent.wire.outcome import Ending
 from dtj.agent.wire.signs import Heartbeat
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"
+_LEAVES = ": this pod ends, so that another node gets the rank"
 _NO_THREAD = "Resource temporarily unavailable"  # all that C++ says of it
 _ON_LOOPBACK = re.compile(r"remote=\[(127\.|::1\])")
 
@@ -70,6 +71,7 @@ class RankEvents:
                 ending = process.lose_peers(why, generation=generation)
                 self._send({"lost": ending.to_json(), "generation": generation})
             case {"failure": _} if self._replace and process.failing().is_of_machine:
+                self._log(f"rank {process.rank} cannot use its GPU{_LEAVES}")
                 self._replace(process)
             case {"failure": _}:
                 self._send({"failing": process.failing().to_json(), "generation": process.generation})
@@ -97,6 +99,20 @@ class RankEvents:
         self._send({"ended": ending.to_json(), "generation": process.generation})
         if ending.failed and ending.cause != "PeerLost":
             self._log_once(_headline(process, ending), process.generation)
+
+    def cut_off(self, process: RankProcess) -> None:
+        """The rank was asked to save and stop, for another size of the job, and is killed before it did."""
+        self._log(
+            f"rank {process.rank} was asked to save and stop, and did not in time: it is killed, "
+            "and the steps since the last checkpoint are repeated"
+        )
+
+    def stuck(self, process: RankProcess) -> None:
+        """The rank was killed and does not end: no rank can start in its place on this machine."""
+        leaves = _LEAVES if self._replace else ""
+        self._log(f"rank {process.rank} was killed and does not end, as it waits in the kernel{leaves}")
+        if self._replace:
+            self._replace(process)
 
     def tick(self, alive: Iterable[RankProcess]) -> None:
         """Time has passed: send new heartbeats and activity."""

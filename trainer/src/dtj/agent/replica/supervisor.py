@@ -19,8 +19,9 @@ from dtj.agent.wire.protocol import RankState
 
 # A script may clean up when it is restarted; one that ignores SIGTERM must not delay the others.
 _TERM_GRACE_S = 5.0
-# A rank that saves before it stops gets 60 s, and up to 600 s once it has started to save.
+# A rank that saves before it stops completes its step first: it gets 60 s, or two steps if these are longer.
 _SAVE_S = 60.0
+# It gets as long again, up to this limit, if it is in a save, or has shown that it works (run.evaluate).
 _LONGEST_SAVE_S = 600.0
 
 
@@ -30,6 +31,8 @@ class Listener(Protocol):
     def started(self, process: RankProcess) -> None: ...
     def reported(self, process: RankProcess, fields: dict[str, Any]) -> None: ...
     def ended(self, process: RankProcess, beside: Iterable[RankProcess]) -> None: ...
+    def cut_off(self, process: RankProcess) -> None: ...
+    def stuck(self, process: RankProcess) -> None: ...
 
 
 class Supervisor:
@@ -67,6 +70,8 @@ class Supervisor:
         self._oom_kills = OomKills()
         self._kill_at: float | None = None
         self._save_until = 0.0
+        self._save_s = _SAVE_S
+        self._signs: dict[int, int] = {}  # of life, by rank, when it was asked to save or got more time
         self._is_over = False
 
     def alive(self) -> list[RankProcess]:
@@ -87,17 +92,27 @@ class Supervisor:
     @property
     def deadline(self) -> float | None:
         """When `tick` has something to do."""
-        return self._kill_at
+        times = [self._kill_at, *(process.stuck_at for process in self.alive())]
+        return min((at for at in times if at is not None), default=None)
 
-    def start(self, rank: int, env: dict[str, str], *, generation: int, gracefully: bool = False) -> None:
+    def start(
+        self,
+        rank: int,
+        env: dict[str, str],
+        *,
+        generation: int,
+        gracefully: bool = False,
+        step_s: float = 0.0,
+    ) -> None:
         """Fork the rank, after stopping its current process if there is one.
 
         gracefully  that process may save first, in agreement with all other ranks
+        step_s      duration of a step, as far as known
         """
         old = self.newest.get(rank)
         if old and old.ending is None:
             self._waiting[rank] = (env, generation)
-            self._end(old, gracefully=gracefully)
+            self._end(old, gracefully=gracefully, step_s=step_s)
             return
         others = [fd for other, fds in self._slots.items() if other != rank for fd in fds]
         others += [fd for other in self.alive() for fd in (other.orders, other.stacks)]
@@ -143,6 +158,17 @@ class Supervisor:
         for process in self.alive():
             if process.uses_dtj:
                 process.kill()
+        self._kill_soon()
+
+    def leave(self, failed: RankProcess) -> None:
+        """No rank can run here because of this one, which reported a failure and may still exit by itself."""
+        self._waiting.clear()
+        for process in self.alive():
+            if process is not failed:
+                process.kill()
+        self._kill_soon()
+
+    def _kill_soon(self) -> None:
         self._is_over = True
         self._save_until = 0.0
         self._kill_at = time.monotonic() + _TERM_GRACE_S
@@ -151,14 +177,20 @@ class Supervisor:
         """Time has passed."""
         now = time.monotonic()
         self._oom_kills.forget_old(now)
+        for process in self.alive():
+            if process.stuck_at is not None and now >= process.stuck_at:
+                self._give_up(process)
         if self._kill_at is None or now < self._kill_at:
             return
         late = [each for each in self.alive() if self._is_over or each.rank in self._waiting]
-        if now < self._save_until and any(process.heartbeat.is_paused for process in late):
-            self._kill_at = now + _TERM_GRACE_S
+        working = [each for each in late if self._works(each)]
+        if now < self._save_until and working:
+            self._kill_at = min(now + self._save_s, self._save_until)
             return
         self._kill_at = None
         for process in late:
+            if self._save_until and process.uses_dtj:
+                self._events.cut_off(process)
             process.kill()
 
     def reaped(self, pid: int, code: int) -> None:
@@ -166,6 +198,12 @@ class Supervisor:
         for process in self.alive():
             if process.pid == pid:
                 self._finish(process, code)
+
+    def _give_up(self, process: RankProcess) -> None:
+        """The kernel does not end a killed rank: treat it as ended."""
+        process.mark_stuck()
+        self._events.stuck(process)
+        self._finish(process, -signal.SIGKILL)
 
     def _watch_death(self, process: RankProcess) -> None:
         """Watch a pidfd, since SIGCHLD does not preserve the order of deaths."""
@@ -180,16 +218,23 @@ class Supervisor:
         if pid:  # else a debugger is notified first
             self._finish(process, os.waitstatus_to_exitcode(status))
 
-    def _end(self, process: RankProcess, *, gracefully: bool) -> None:
+    def _end(self, process: RankProcess, *, gracefully: bool, step_s: float) -> None:
         """Stop the old process. Killing a dtj program is safe: its checkpoints are atomic."""
         if process.uses_dtj and not gracefully:
             process.kill()
-        else:
-            process.signal(signal.SIGTERM, on_behalf_of_agent=True)
-            now = time.monotonic()
-            grace_s = _SAVE_S if process.uses_dtj else _TERM_GRACE_S
-            self._kill_at = self._kill_at or now + grace_s
-            self._save_until = now + _LONGEST_SAVE_S if gracefully else 0.0
+            return
+        process.signal(signal.SIGTERM, on_behalf_of_agent=True)
+        now = time.monotonic()
+        self._signs[process.rank] = process.heartbeat.signs
+        self._save_s = max(_SAVE_S, 2 * step_s)
+        self._kill_at = self._kill_at or now + (self._save_s if process.uses_dtj else _TERM_GRACE_S)
+        self._save_until = now + self._save_s + _LONGEST_SAVE_S if gracefully else 0.0
+
+    def _works(self, process: RankProcess) -> bool:
+        """Whether the rank is in a save, or has shown signs of life since the last call."""
+        before, signs = self._signs.get(process.rank), process.heartbeat.signs
+        self._signs[process.rank] = signs
+        return process.uses_dtj and (process.heartbeat.is_paused or signs != before)
 
     def _finish(self, process: RankProcess, code: int) -> None:
         if process.pid in self._death_fds:

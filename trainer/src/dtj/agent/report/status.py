@@ -26,6 +26,7 @@ class Facts:
     missing: Sequence[dict[str, Any]] = ()
     in_place: int = 0
     without_progress: int = 0
+    of_newest_pod: int | None = None
     failure: dict[str, Any] | None = None
     ledger: dict[str, float] | None = None
 
@@ -95,7 +96,11 @@ class Status:
             "missing": known.missing[:MAX_LISTED],
             "unheardSeconds": unheard_s,
             "rejoin": True,
-            "restarts": {"inPlace": known.in_place, "withoutProgress": known.without_progress},
+            "restarts": {
+                "inPlace": known.in_place,
+                "withoutProgress": known.without_progress,
+                "ofNewestPod": known.of_newest_pod,
+            },
             "failure": known.failure,
             "ledger": known.ledger,
             "at": stamp(now),

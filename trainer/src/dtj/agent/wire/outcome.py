@@ -9,7 +9,7 @@ import re
 import signal
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, TypeGuard
@@ -181,6 +181,12 @@ def termination_fields(
         "at": stamp(culprit.at if culprit else now),
         "culprit": elsewhere and fit(elsewhere, limit=_CULPRIT_BYTES),
     }
+
+
+def excused(endings: Iterable[Ending]) -> list[Ending]:
+    """The endings of a pod whose ranks failed when the job had succeeded without them."""
+    done = {"code": contract.EXIT_DONE, "signal": None, "reason": None, "message": ""}
+    return [replace(each, **done) if each.failed else each for each in endings]  # type: ignore[arg-type]
 
 
 def echo(culprit: Ending, *, now: datetime) -> Ending:

@@ -168,6 +168,8 @@ class Hello:
     is_stopping  its pod was asked to terminate
     ranks        of its replica, those that were started
     keeper       None if it keeps no copies for others
+    allowed      in-place restarts in this attempt, the spent ones included, by what the operator knew when it
+                 created the pod; None: unknown
     """
 
     uid: str
@@ -180,6 +182,7 @@ class Hello:
     ranks: Mapping[int, RankState] = field(default_factory=dict)
     state: CoordinatorState = CoordinatorState()
     keeper: Keeper | None = None
+    allowed: int | None = None
 
     @property
     def healable(self) -> frozenset[int]:
@@ -203,6 +206,7 @@ class Hello:
                 ranks=checked(dict[int, RankState], fields["ranks"]),
                 state=CoordinatorState.parse(fields["state"]),
                 keeper=checked(Keeper | None, fields["keeper"]),
+                allowed=checked(int | None, fields.get("allowed")),  # older agents do not say it
             )
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise ValueError(f"not a hello of an agent: {fields}") from error
