@@ -89,6 +89,9 @@ class Parts:
         from dtj.checkpoint import sharded  # noqa: PLC0415 - half a second of imports that DDP does not need
 
         mine, shards = sharded.extract_tensors(self.rank_state())
+        if self._strategy.layout.data_rank > 0:  # running statistics differ: those of the first are saved
+            for path in self._buffers():
+                shards.pop(path, None)
         trees = [mine]  # of all ranks
         if group is not None:
             trees = exchange.gather(mine, group=group)
@@ -166,6 +169,16 @@ class Parts:
                 if isinstance(part, nn.Module) and self._strategy.tied.get(part)
             },
         }
+
+    def _buffers(self) -> list[str]:
+        """The paths of the models' buffers, but for sharded ones."""
+        return [
+            f"{part}/{name}"
+            for part, model in self.user_parts.items()
+            if isinstance(model, nn.Module)
+            for name, buffer in model.named_buffers(remove_duplicate=False)
+            if not hasattr(buffer, "placements")
+        ]
 
     def _names_of_parameters(self) -> dict[str, list[str]]:
         """Of each optimizer, in the order in which its state has numbers; "" for one of no model."""
