@@ -217,7 +217,9 @@ class Checkpointer:
         SupersededError on every rank, if a process that started later has claimed the folder.
         """
         with answers.watched(self.say):
-            found = restore.newest(self._candidates(), group, load=self._load, say=self.say)
+            found = restore.newest(
+                self._candidates(), group, load=self._load, say=self.say, skipped=self._note_damaged
+            )
         if found is None:
             return None
         if self._is_rank0:
@@ -233,6 +235,10 @@ class Checkpointer:
         """On rank 0."""
         self._claim()
         yield from reader.candidates(self.run_dir, self._resume_dir)
+
+    def _note_damaged(self, checkpoint: Location) -> None:
+        if self._owner and checkpoint.parent == self.run_dir:
+            self._owner.damaged.add(checkpoint.name)
 
     def _load(self, found: reader.Found) -> None:
         self.parts.load(found.state, found.shards)
@@ -277,10 +283,14 @@ class Checkpointer:
         return _newest(self._committed())
 
     def _committed(self) -> list[Location] | None:
-        """The checkpoints in the folder, the newest first; None on other ranks and if listing fails."""
-        if self._is_rank0 and self.run_dir:
+        """The checkpoints in the folder, the newest first; None on other ranks and if listing fails.
+
+        Without those that were found damaged when this process was restored.
+        """
+        if self._is_rank0 and self._owner:
+            damaged = self._owner.damaged
             with contextlib.suppress(CheckpointError):
-                return reader.committed(self.run_dir)
+                return [each for each in reader.committed(self._owner.run_dir) if each.name not in damaged]
         return None
 
     def _take_over(self, state: dict[str, Any]) -> None:
