@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ class Checkpointer:
         self._is_rank0 = self.world.rank == 0
         self._offered = NO_SCORE  # highest score since the last save; of the next checkpoint
         self._saved_at = self.clock()
+        self._completes = False  # a save in the background, when the process ends
         self._owner = Owner(self.run_dir, os.environ) if self.run_dir else None
         self._writer = Writer(
             owner=self._owner,
@@ -134,6 +136,8 @@ class Checkpointer:
                 snapshot = self.parts.snapshot(step, group)
                 self._saved_at = self.clock()
                 in_background = self.settings.async_save and not (at_once or last)
+                if in_background:
+                    self._complete_at_exit()
                 how = self._writer.start if in_background else self._writer.write
                 write = partial(how, snapshot, score=score, began=began, group=group)
                 write()
@@ -143,6 +147,21 @@ class Checkpointer:
             raise self._writer.failure
         self._report_failure()
         return self.run_dir / paths.name_of(step)
+
+    def _complete_at_exit(self) -> None:
+        """A program may leave its loop, or end, while a save is under way in the background."""
+        if not self._completes:
+            self._completes = True
+            # Not atexit: by then the thread pools that a store may need are closed.
+            threading._register_atexit(self._complete)  # type: ignore[attr-defined]
+
+    def _complete(self) -> None:
+        """Wait for the save, unless the program failed: a rank that it needs may be lost, too."""
+        if getattr(sys, "last_value", None) is not None:
+            return
+        self._writer.wait()
+        if failure := self._writer.failure:
+            self.say(f"{failure.what}\n  fix: {failure.fix}")
 
     def _wait_for_space(self, write: Callable[[], None], group: Group, may_wait: Callable[[], bool]) -> None:
         """Repeat a last save while the volume is full: only memory holds this state, and a restart loses it.
