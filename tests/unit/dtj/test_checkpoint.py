@@ -255,6 +255,20 @@ def test_own_checkpoint_wins_over_the_run_to_resume_from(tmp_path: Path) -> None
     assert found(tmp_path / "own", tmp_path / "monday")[0] == "step-3"
 
 
+def test_run_that_is_resumed_from_may_still_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It removes both that were there while the first of them is read."""
+    commit(tmp_path / "monday", 100, 110)
+    read = reader.read
+
+    def slow(folder: Location) -> Any:
+        if folder.name == "step-110":
+            commit(tmp_path / "monday", 120, 130)
+        return read(folder)
+
+    monkeypatch.setattr(reader, "read", slow)
+    assert found(tmp_path / "own", tmp_path / "monday")[0] == "step-130"
+
+
 def test_newest_of_several_runs_of_a_job_is_resumed(tmp_path: Path) -> None:
     """By time of commit, since steps of different runs cannot be compared."""
     commit(tmp_path / "monday" / "aaaa", 900)
