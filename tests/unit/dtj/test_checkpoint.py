@@ -482,6 +482,27 @@ def test_best_checkpoint_of_a_rank_0_that_was_lost_during_its_save(
     assert set(names(tmp_path)) == {*kept, "step-8"}
 
 
+def test_next_rank_0_knows_and_reports_what_was_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes over the state of another rank, and reads no checkpoint."""
+    reports: list[dict[str, Any]] = []
+    monkeypatch.setattr("dtj.checkpoint.writer.report_pipe.send", reports.append)
+    lost, survivor, following = (checkpointer(tmp_path, rank=r, replicated=True)[0] for r in (0, 1, 0))
+    for step in (3, 7):
+        lost.save(step, group=None)
+    commit(tmp_path, 20)  # of a run before
+    reports.clear()
+    following.load_whole_state(survivor.whole_state(8))
+    assert following.saved_step == 7
+    assert reports == [{"checkpoint": {"step": 7, "path": str(tmp_path / "step-7")}}]
+
+    reports.clear()
+    shutil.rmtree(tmp_path / "step-20")
+    following.load_rank_state(following.rank_state())
+    assert reports == [{"checkpoint": {"step": 7, "path": str(tmp_path / "step-7")}}]
+
+
 def test_volume_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     is_said = threading.Event()

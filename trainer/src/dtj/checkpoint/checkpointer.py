@@ -284,6 +284,7 @@ class Checkpointer:
         self.parts.load(state, None)
         self.parts.load_gradients(state["gradients"])
         self._take_over(state)
+        self._find_saved(state["step"])
 
     def rank_state(self) -> dict[str, Any]:
         """What this rank alone needs to continue, for a copy in memory."""
@@ -295,7 +296,11 @@ class Checkpointer:
         self.parts.load_rank_state(state)
         kept = state[_KEPT]
         self._take_over(kept)
-        self._writer.saved_step = kept["saved"]
+        self._writer.saved_step = kept["saved"]  # the same on all ranks, which save together
+        if (
+            committed := self._committed()
+        ):  # by now perhaps a newer one; no process of this pod has reported it
+            report(committed[0])
 
     def newest_saved(self) -> int | None:
         """Step of the newest checkpoint by its name, which may be damaged; on rank 0 only, else None."""
@@ -317,6 +322,13 @@ class Checkpointer:
         self._offered, self._writer.scored = state["offered"], state["scored"]
         if self._writer.scored:
             self._forget_uncommitted(self._committed())
+
+    def _find_saved(self, step: int) -> None:
+        """Rank 0 takes over after `step`: only the folder tells what its process before has saved."""
+        saved = [each for each in self._committed() or () if (paths.step_of(each.name) or 0) <= step]
+        if saved:
+            self._writer.saved_step = _newest(saved)
+            report(saved[0])
 
     def _forget_uncommitted(self, committed: list[Location] | None) -> None:
         """Only the folder tells which of the last saves were committed before a rank was lost."""
