@@ -297,9 +297,7 @@ class Checkpointer:
         kept = state[_KEPT]
         self._take_over(kept)
         self._writer.saved_step = kept["saved"]  # the same on all ranks, which save together
-        if (
-            committed := self._committed()
-        ):  # by now perhaps a newer one; no process of this pod has reported it
+        if committed := self._committed():  # no process of a new pod has reported it
             report(committed[0])
 
     def newest_saved(self) -> int | None:
