@@ -106,7 +106,7 @@ def test_evaluation_reads_one_epoch() -> None:
     assert stream.reads == 10
 
 
-def test_rest_that_is_no_whole_batch_of_another_size_is_left_out() -> None:
+def test_rest_that_is_less_than_a_batch_of_another_size_is_left_out() -> None:
     before, after = (feed(data=Stream(10), batch=batch, drop_last=True) for batch in (3, 5))
     for _ in range(2):
         before.batch()

@@ -32,7 +32,7 @@ def prepare(owner: Owner, step: int) -> Location:
     """
     with _explained(owner, step):
         owner.check()
-        if owner.leftovers:  # some may have been committed since: then they are no leftovers
+        if owner.leftovers:  # without those that were committed since
             owner.leftovers &= set(owner.storage.names())
             _remove(owner, owner.leftovers)
         return owner.storage.begin(step, owner.writer)

@@ -70,7 +70,7 @@ class Streamed(Source):
     def at(self, position: int) -> RankBatch:
         """The batch that starts at `position`; calling it again returns the same one. Waits until it is read.
 
-        The first of the next epoch, if the rest of this one is left out because it is no whole batch.
+        The first of the next epoch, if the rest of this one is less than a batch, and left out.
         RecipeError if the stream has no sample there.
         """
         position = self._moved.get(position, position)
