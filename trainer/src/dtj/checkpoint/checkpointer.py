@@ -153,11 +153,14 @@ class Checkpointer:
         if not self._completes:
             self._completes = True
             # Not atexit: by then the thread pools that a store may need are closed.
-            threading._register_atexit(self._complete)  # type: ignore[attr-defined]
+            threading._register_atexit(self._complete, os.getpid())  # type: ignore[attr-defined]
 
-    def _complete(self) -> None:
-        """Wait for the save, unless the program failed: a rank that it needs may be lost, too."""
-        if getattr(sys, "last_value", None) is not None:
+    def _complete(self, pid: int) -> None:
+        """Wait for the save, unless the program failed: a rank that it needs may be lost, too.
+
+        pid  of the rank; a process that its program forked has none of its threads
+        """
+        if os.getpid() != pid or getattr(sys, "last_value", None) is not None:
             return
         self._writer.wait()
         if failure := self._writer.failure:
