@@ -4,7 +4,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dtj.checkpoint import paths
-from tests.process.dtj.conftest import PROGRAMS, Start, wait_for
+from tests.process.dtj.conftest import PROGRAMS, Finished, Start, wait_for
 from tests.process.dtj.programs import saves
 from tests.support import checkpoints
 from tests.unit.dtj.test_checkpoint import commit, found
@@ -74,3 +74,52 @@ def newest(run: Path) -> int:
     """Step of the newest committed checkpoint, 0 if there is none."""
     names = paths.newest_first(child.name for child in run.iterdir()) if run.exists() else []
     return paths.step_of(names[0]) or 0 if names else 0
+
+
+# Its save in the background begins to write when the program leaves its loop.
+LEAVES = """
+import os, sys, threading
+import torch
+import dtj
+from dtj.checkpoint import save
+
+write = torch.save
+
+def slow(*args):
+    if threading.current_thread() is threading.main_thread():
+        return write(*args)
+    leaves.wait()
+    if os.environ["HOW"] == "failure":
+        threading.Event().wait()  # it would never end
+    if os.environ["HOW"] == "full":
+        raise OSError(28, "No space left on device")
+    write(*args)
+
+save.torch.save = slow
+leaves = threading.Event()
+run = dtj.init()
+model = run.parallel(torch.nn.Linear(2, 1))
+run.state(model=model)
+for _ in run.steps(9):
+    if run.step == 3:
+        leaves.set()
+        if os.environ["HOW"] == "exit":
+            sys.exit()
+        if os.environ["HOW"] == "failure":
+            raise ValueError("a bug")
+        break
+    run.backward(model(torch.ones(1, 2)).mean())
+"""
+
+
+@pytest.mark.parametrize("how", ["break", "exit", "full", "failure"])
+def test_save_in_the_background_is_completed_before_the_process_ends(
+    finish: Callable[..., Finished], tmp_path: Path, how: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(LEAVES)
+    flags = ("--checkpoint", tmp_path / "saved", "--save-every", 3, "--async-save")
+    ended = finish("run", "--nproc", 1, "--max-restarts", 0, *flags, script, HOW=how)
+    assert ended.code == (1 if how == "failure" else 0), ended.err
+    assert (tmp_path / "saved" / "step-3").exists() == (how in {"break", "exit"})
+    assert ("step-3 could not be written: No space left on device" in ended.err) == (how == "full")

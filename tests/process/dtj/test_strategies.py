@@ -398,3 +398,59 @@ def test_memory(
     assert len(lines) == nproc
     assert max(int(line[1]) for line in lines) <= parameters * whole
     assert max(int(line[2]) for line in lines) <= state * 2 * whole + 100  # Adam keeps two numbers each
+
+
+# Each layer has running statistics; each rank writes those that it holds after the last step.
+STATISTICS = """
+import os
+import torch
+from torch import nn
+import dtj
+
+class Net(nn.Sequential):
+    def pipeline_plan(self):
+        return [(layer, [layer]) for layer in self]
+
+def layer():
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+
+run = dtj.init(seed=1)
+net = Net(layer(), layer())
+model = run.parallel(net)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+samples = torch.randn(64, 4, generator=torch.Generator().manual_seed(0)) + 3
+data = run.data(torch.utils.data.TensorDataset(samples), global_batch=32)
+run.state(model=model, opt=optimizer, data=data)
+for batch in run.steps(int(os.environ["STEPS"])):
+    run.backward(lambda mb: model(mb[0]).square().mean(), batch)
+    optimizer.step()
+    optimizer.zero_grad()
+held = {name: buffer for name, buffer in net.named_buffers() if not buffer.is_meta}
+torch.save(held, f"{os.environ['OUT']}/{run.rank}.pt")
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "holders", "passes"),
+    [
+        pytest.param(("pp",), [0, 1], 8, id="pp"),
+        pytest.param(("fsdp",), [0], 1, id="fsdp: of rank 0"),
+    ],
+)
+def test_running_statistics_are_saved_as_one_rank_has_them(
+    finish: Finish, tmp_path: Path, flags: tuple[str, ...], holders: list[int], passes: int
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(STATISTICS)
+    how = ("run", "--nproc", 2, "--checkpoint", tmp_path / "saved", "--parallel", *flags, script)
+    for steps in (2, 4):
+        ended = finish(*how, OUT=tmp_path, STEPS=steps)
+        assert ended.code == 0, ended.err
+        assert "no-op" not in ended.err
+        held: dict[str, torch.Tensor] = {}
+        for rank in holders:
+            held |= torch.load(tmp_path / f"{rank}.pt")
+        assert held["0.1.num_batches_tracked"] == steps * passes
+        saved = checkpoints.whole(tmp_path / "saved" / f"step-{steps}")["parts"]["model"]
+        torch.testing.assert_close({name: saved[name] for name in held}, held, rtol=0, atol=0)
+        assert len(held) == 6

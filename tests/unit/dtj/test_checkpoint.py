@@ -4,6 +4,7 @@ import copy
 import errno
 import os
 import pickle
+import shutil
 import threading
 from collections import Counter, OrderedDict, defaultdict
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from dtj.checkpoint import paths, placeholders, reader, restore, save, sharded, storage
 from dtj.checkpoint.checkpointer import Checkpointer
 from dtj.checkpoint.objects import Location
-from dtj.checkpoint.owner import Owner
+from dtj.checkpoint.owner import Deputy, Owner
 from dtj.checkpoint.parts import Parts, Snapshot
 from dtj.checkpoint.writer import Writer
 from dtj.errors import CheckpointError, RecipeError
@@ -202,11 +203,68 @@ def test_step_saved_again_replaces_the_damaged_one(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-1", "step-2"]
 
 
+@pytest.mark.parametrize("other", ["commits", "removes"])
+def test_step_that_two_ranks_save_at_the_same_time_is_committed_by_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    """Ranks that save for a lost rank 0: the folder changes just when it is about to be replaced."""
+    agent = {"DTJ_INCARNATION": "a"}
+    commit(Owner(tmp_path, agent), 1, 2)
+    first, second = (Deputy(tmp_path, agent, rank=rank) for rank in (1, 2))
+    for each in (first, second):
+        save.prepare(each, 2)
+    writing, rename = tmp_path / paths.pending_name_of(2, second.writer), Path.rename
+
+    def interrupted(folder: Path, target: Path) -> Path:
+        is_old = folder.name == "step-2"
+        if is_old and other == "removes":
+            shutil.rmtree(folder)
+        moved = rename(folder, target)
+        if is_old and other == "commits" and writing.exists():
+            save.commit(second, 2, STATE, keep=9)
+        return moved
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    save.commit(first, 2, STATE, keep=9)
+    assert found(tmp_path) == ("step-2", [])
+
+
+def test_step_saved_again_is_there_before_the_old_one_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deleting takes long, and a rank whose time to end is over is killed in it."""
+    commit(tmp_path, 1, 2)
+    delete, seen = shutil.rmtree, []
+
+    def deleted(folder: Path, **how: Any) -> None:
+        if folder.exists() and "-old." in folder.name:
+            seen.append(found(tmp_path))
+        delete(folder, **how)
+
+    monkeypatch.setattr(shutil, "rmtree", deleted)
+    commit(tmp_path, 2)
+    assert seen == [("step-2", [])]
+
+
 def test_own_checkpoint_wins_over_the_run_to_resume_from(tmp_path: Path) -> None:
     commit(tmp_path / "monday", 100)
     assert found(tmp_path / "own", tmp_path / "monday")[0] == "step-100"
     commit(tmp_path / "own", 3)
     assert found(tmp_path / "own", tmp_path / "monday")[0] == "step-3"
+
+
+def test_run_that_is_resumed_from_may_still_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It removes both that were there while the first of them is read."""
+    commit(tmp_path / "monday", 100, 110)
+    read = reader.read
+
+    def slow(folder: Location) -> Any:
+        if folder.name == "step-110":
+            commit(tmp_path / "monday", 120, 130)
+        return read(folder)
+
+    monkeypatch.setattr(reader, "read", slow)
+    assert found(tmp_path / "own", tmp_path / "monday")[0] == "step-130"
 
 
 def test_newest_of_several_runs_of_a_job_is_resumed(tmp_path: Path) -> None:
@@ -422,6 +480,27 @@ def test_best_checkpoint_of_a_rank_0_that_was_lost_during_its_save(
     assert set(names(tmp_path)) == {*kept, "step-8"}
 
 
+def test_next_rank_0_knows_and_reports_what_was_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes over the state of another rank, and reads no checkpoint."""
+    reports: list[dict[str, Any]] = []
+    monkeypatch.setattr("dtj.checkpoint.writer.report_pipe.send", reports.append)
+    lost, survivor, following = (checkpointer(tmp_path, rank=r, replicated=True)[0] for r in (0, 1, 0))
+    for step in (3, 7):
+        lost.save(step, group=None)
+    commit(tmp_path, 20)  # of a run before
+    reports.clear()
+    following.load_whole_state(survivor.whole_state(8))
+    assert following.saved_step == 7
+    assert reports == [{"checkpoint": {"step": 7, "path": str(tmp_path / "step-7")}}]
+
+    reports.clear()
+    shutil.rmtree(tmp_path / "step-20")
+    following.load_rank_state(following.rank_state())
+    assert reports == [{"checkpoint": {"step": 7, "path": str(tmp_path / "step-7")}}]
+
+
 def test_volume_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     is_said = threading.Event()
@@ -452,8 +531,8 @@ def test_damaged_shard_falls_back_to_the_checkpoint_before_it(tmp_path: Path, da
     before = copy.deepcopy(model.state_dict())
     writer.save(1, group=None)
     torch.nn.init.ones_(next(model.parameters()))
-    writer.save(2, group=None)
-    shards = tmp_path / "step-2" / paths.SHARDS
+    writer.save(5, group=None)
+    shards = tmp_path / "step-5" / paths.SHARDS
     (file,) = shards.glob("*.distcp")
     if damage == "metadata":
         (shards / ".metadata").write_bytes(b"hello")
@@ -466,7 +545,12 @@ def test_damaged_shard_falls_back_to_the_checkpoint_before_it(tmp_path: Path, da
     reader_, restored = checkpointer(tmp_path, said.append)
     assert reader_.restore(None) == 1
     torch.testing.assert_close(restored.state_dict(), before)
-    assert any("step-2 is unreadable and was skipped: " in line for line in said)
+    assert any("step-5 is unreadable and was skipped: " in line for line in said)
+    reader_.save(3, group=None)
+    assert names(tmp_path) == ["step-1", "step-3"]
+    reader_.save(5, group=None)
+    assert names(tmp_path) == ["step-3", "step-5"]
+    assert reader_.newest_saved() == 5
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

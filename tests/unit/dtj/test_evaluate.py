@@ -177,6 +177,14 @@ def test_first_loss_that_is_not_finite_is_named_also_if_several_are_read_at_once
         check.check(None, saved=5, step=9)
 
 
+def test_newest_checkpoint_is_the_one_that_rank_0_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another rank does not know if the last write failed."""
+    monkeypatch.setattr(exchange, "all_gather_numbers", lambda mine, **_: [[7, True, 5], mine])
+    check = FiniteCheck(CPU)
+    with pytest.raises(DtjError, match=r"the loss of step 7 is not finite on rank 0; .* is of step 5"):
+        check.check(None, saved=6, step=9)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_weights_that_are_not_finite_are_found(bad: float) -> None:
     model = nn.Linear(2, 2)

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from dtj.checkpoint.parts import Parts
 from dtj.parallel.ddp import RebuildableDDP
 from dtj.parallel.layout import Layout
-from dtj.parallel.names import load_state, named_parameters, state_of
+from dtj.parallel.names import load_state, named_buffers, named_parameters, state_of
 from dtj.parallel.strategy import Strategy
 from dtj.step.ema import EMA
 
@@ -45,6 +45,12 @@ class Holder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.module = Layer()
+
+
+def test_buffers_have_the_names_of_the_state() -> None:
+    model = nn.ModuleDict({"actor": wrapped(nn.BatchNorm1d(2)), "critic": nn.BatchNorm1d(2)})
+    found = {name for name, _ in named_buffers(model)}
+    assert found == state_of(model).keys() - {name for name, _ in named_parameters(model)}
 
 
 def test_names_of_a_wrapped_model_are_those_of_torchs_ddp() -> None:

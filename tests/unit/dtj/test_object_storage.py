@@ -122,6 +122,31 @@ def test_writer_that_was_replaced_does_not_change_a_checkpoint_of_the_same_step(
     assert names() == ["step-5"]
 
 
+@pytest.mark.parametrize("check", [2, 3])
+def test_checkpoint_that_a_writer_commits_while_it_is_replaced_stays_whole(
+    monkeypatch: pytest.MonkeyPatch, check: int
+) -> None:
+    """The newer one claims the run just after the older one has checked it: before its marker, or after."""
+    older, newer = owner("old"), owner("new")
+    commit(older, 1, 2)
+    checks, checked = iter(range(1, 5)), older.check
+
+    def replaced() -> None:
+        number = next(checks)
+        if number == check == 3:
+            newer.claim()
+        checked()
+        if number == check == 2:
+            newer.claim()
+
+    monkeypatch.setattr(older, "check", replaced)
+    with pytest.raises(SupersededError):
+        commit(older, 3)
+    assert found(RUN) == ("step-3", [])
+    save.prepare(newer, 4)
+    assert found(RUN) == ("step-3", [])
+
+
 @pytest.mark.parametrize("damage", ["state", "no state", "marker", "marker elsewhere"])
 def test_damaged_checkpoint_is_skipped_and_then_replaced(damage: str) -> None:
     commit(owner("a1"), 1, 2)

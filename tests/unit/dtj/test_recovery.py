@@ -12,8 +12,9 @@ from dtj.contract import EXIT_PEER_LOST, EXIT_SIGNAL
 from dtj.data.feed import Feed
 from dtj.data.source import Source
 from dtj.errors import Stopped
-from dtj.healing.handover import Handover
+from dtj.healing.handover import NO_STATE, Handover, ProgramPoint
 from dtj.healing.recovery import Recovery
+from dtj.ranks import exchange
 from dtj.ranks.world import World
 from dtj.step.progress import Progress
 
@@ -67,3 +68,26 @@ def test_who_saves_alone(rank: int, is_evaluation: bool, done: list[str]) -> Non
     with pytest.raises(Stopped):
         recovery.run_verb(lose_a_peer, is_evaluation=is_evaluation)
     assert found == done
+
+
+def test_survivor_one_step_behind_leaves_the_work_after_it_to_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rank was lost in the last message of a backward: one survivor had its result, this one had not."""
+
+    def points(mine: ProgramPoint, **_: Any) -> list[ProgramPoint]:
+        return [ProgramPoint(1, 8, 0, 0, 0), mine, NO_STATE]
+
+    monkeypatch.setattr(exchange, "all_gather_numbers", points)
+    monkeypatch.setattr("dtj.healing.recovery.report_pipe.send", lambda *_, **__: None)
+    groups: Any = SimpleNamespace(can_heal=True, reform=lambda _error: None, control=object())
+    recovery = recovery_of(groups)
+    recovery.progress.loops, recovery.progress.step = 1, 7
+    recovery.mark_restored()
+    monkeypatch.setattr(recovery.progress.feed, "advance", lambda: None)
+    recovery.run_verb(lose_a_peer)
+    recovery.progress.advance()
+
+    found: list[int] = []
+    recovery.between_steps(lambda epoch, _is_last: found.append(epoch), 0, is_last=False)
+    assert found == []

@@ -106,6 +106,25 @@ def test_evaluation_reads_one_epoch() -> None:
     assert stream.reads == 10
 
 
+def test_rest_that_is_less_than_a_batch_of_another_size_is_left_out() -> None:
+    before, after = (feed(data=Stream(10), batch=batch, drop_last=True) for batch in (3, 5))
+    for _ in range(2):
+        before.batch()
+        before.advance()
+    after.load_state_dict(before.state_dict())
+    epoch = Stream(10)
+    epoch.set_epoch(1)
+    assert values(after) == values(after) == list(epoch)[:5]
+    assert after.batch().epoch == 1
+    after.advance()
+    assert values(after) == list(epoch)[5:]
+
+    larger = feed(data=Stream(10), batch=11, drop_last=True)
+    larger.load_state_dict(before.state_dict())
+    with pytest.raises(RecipeError, match="fewer samples than one global batch of 11"):
+        larger.batch()
+
+
 def test_stream_that_can_skip_is_not_read_from_the_start() -> None:
     f, stream = feed(data=(skipping := Skipping(100)), batch=5), Stream(100)
     f.load_state_dict({"epoch": 0, "consumed": 90})

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -65,6 +66,7 @@ class Checkpointer:
         self._is_rank0 = self.world.rank == 0
         self._offered = NO_SCORE  # highest score since the last save; of the next checkpoint
         self._saved_at = self.clock()
+        self._completes = False  # a save in the background, when the process ends
         self._owner = Owner(self.run_dir, os.environ) if self.run_dir else None
         self._writer = Writer(
             owner=self._owner,
@@ -136,6 +138,8 @@ class Checkpointer:
                 snapshot = self.parts.snapshot(step, group)
                 self._saved_at = self.clock()
                 in_background = self.settings.async_save and not (at_once or last)
+                if in_background:
+                    self._complete_at_exit()
                 how = self._writer.start if in_background else self._writer.write
                 write = partial(how, snapshot, score=score, began=began, group=group)
                 write()
@@ -145,6 +149,24 @@ class Checkpointer:
             raise self._writer.failure
         self._report_failure()
         return self.run_dir / paths.name_of(step)
+
+    def _complete_at_exit(self) -> None:
+        """A program may leave its loop, or end, while a save is under way in the background."""
+        if not self._completes:
+            self._completes = True
+            # Not atexit: by then the thread pools that a store may need are closed.
+            threading._register_atexit(self._complete, os.getpid())  # type: ignore[attr-defined]
+
+    def _complete(self, pid: int) -> None:
+        """Wait for the save, unless the program failed: a rank that it needs may be lost, too.
+
+        pid  of the rank; a process that its program forked has none of its threads
+        """
+        if os.getpid() != pid or getattr(sys, "last_value", None) is not None:
+            return
+        self._writer.wait()
+        if failure := self._writer.failure:
+            self.say(f"{failure.what}\n  fix: {failure.fix}")
 
     def _wait_for_space(self, write: Callable[[], None], group: Group, may_wait: Callable[[], bool]) -> None:
         """Repeat a last save while the volume is full: only memory holds this state, and a restart loses it.
@@ -220,7 +242,9 @@ class Checkpointer:
         """
         given = _learning_rates(self.parts.user_parts)
         with answers.watched(self.say):
-            found = restore.newest(self._candidates(), group, load=self._load, say=self.say)
+            found = restore.newest(
+                self._candidates(), group, load=self._load, say=self.say, skipped=self._note_damaged
+            )
         if found is None:
             return None
         for name, rates in _learning_rates(self.parts.user_parts).items():
@@ -242,6 +266,10 @@ class Checkpointer:
         """On rank 0."""
         self._claim()
         yield from reader.candidates(self.run_dir, self._resume_dir)
+
+    def _note_damaged(self, checkpoint: Location) -> None:
+        if self._owner and checkpoint.parent == self.run_dir:
+            self._owner.damaged.add(checkpoint.name)
 
     def _load(self, found: reader.Found) -> None:
         self.parts.load(found.state, found.shards)
@@ -270,6 +298,7 @@ class Checkpointer:
         self.parts.load(state, None)
         self.parts.load_gradients(state["gradients"])
         self._take_over(state)
+        self._find_saved(state["step"])
 
     def rank_state(self) -> dict[str, Any]:
         """What this rank alone needs to continue, for a copy in memory."""
@@ -281,17 +310,23 @@ class Checkpointer:
         self.parts.load_rank_state(state)
         kept = state[_KEPT]
         self._take_over(kept)
-        self._writer.saved_step = kept["saved"]
+        self._writer.saved_step = kept["saved"]  # the same on all ranks, which save together
+        if committed := self._committed():  # no process of a new pod has reported it
+            report(committed[0])
 
     def newest_saved(self) -> int | None:
         """Step of the newest checkpoint by its name, which may be damaged; on rank 0 only, else None."""
         return _newest(self._committed())
 
     def _committed(self) -> list[Location] | None:
-        """The checkpoints in the folder, the newest first; None on other ranks and if listing fails."""
-        if self._is_rank0 and self.run_dir:
+        """The checkpoints in the folder, the newest first; None on other ranks and if listing fails.
+
+        Without those that were found damaged when this process was restored.
+        """
+        if self._is_rank0 and self._owner:
+            damaged = self._owner.damaged
             with contextlib.suppress(CheckpointError):
-                return reader.committed(self.run_dir)
+                return [each for each in reader.committed(self._owner.run_dir) if each.name not in damaged]
         return None
 
     def _take_over(self, state: dict[str, Any]) -> None:
@@ -299,6 +334,13 @@ class Checkpointer:
         self._offered, self._writer.scored = state["offered"], state["scored"]
         if self._writer.scored:
             self._forget_uncommitted(self._committed())
+
+    def _find_saved(self, step: int) -> None:
+        """Rank 0 takes over after `step`: only the folder tells what its process before has saved."""
+        saved = [each for each in self._committed() or () if (paths.step_of(each.name) or 0) <= step]
+        if saved:
+            self._writer.saved_step = _newest(saved)
+            report(saved[0])
 
     def _forget_uncommitted(self, committed: list[Location] | None) -> None:
         """Only the folder tells which of the last saves were committed before a rank was lost."""

@@ -32,6 +32,7 @@ class Owner:
     writer     id of the agent process that started this rank, so its restarted ranks are the same writer
     storage    how this run's checkpoints are committed
     leftovers  what was unfinished when this writer claimed the run: no owner needs it
+    damaged    names of checkpoints that were found unreadable when this run was restored
     """
 
     def __init__(self, run_dir: Location, env: Mapping[str, str]) -> None:
@@ -39,6 +40,7 @@ class Owner:
         self.storage = storage.at(run_dir)
         self.writer = env.get(contract.INCARNATION) or uuid.uuid4().hex
         self.leftovers: frozenset[str] = frozenset()
+        self.damaged: set[str] = set()
         self._job = env.get(contract.JOB, "")
         self._shared = _SHARED if self._job else 0
         self._generation = int(env.get(contract.GENERATION) or 1)

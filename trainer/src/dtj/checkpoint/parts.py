@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map_on
 from dtj.checkpoint import placeholders, save
 from dtj.checkpoint.objects import Location
 from dtj.errors import RecipeError
-from dtj.parallel.names import load_state, named_parameters, state_of
+from dtj.parallel.names import load_state, named_buffers, named_parameters, state_of
 from dtj.parallel.strategy import Strategy
 from dtj.ranks import exchange
 
@@ -93,6 +93,9 @@ class Parts:
         from dtj.checkpoint import sharded  # noqa: PLC0415 - half a second of imports that DDP does not need
 
         mine, shards = sharded.extract_tensors(self.rank_state())
+        if self._strategy.layout.data_rank > 0:  # running statistics differ: those of the first are saved
+            for path in self._buffers():
+                shards.pop(path, None)
         trees = [mine]  # of all ranks
         if group is not None:
             trees = exchange.gather(mine, group=group)
@@ -170,6 +173,16 @@ class Parts:
                 if isinstance(part, nn.Module) and self._strategy.tied.get(part)
             },
         }
+
+    def _buffers(self) -> list[str]:
+        """The paths of the models' buffers, but for sharded ones."""
+        return [
+            f"{part}/{name}"
+            for part, model in self.user_parts.items()
+            if isinstance(model, nn.Module)
+            for name, buffer in named_buffers(model)
+            if not hasattr(buffer, "placements")
+        ]
 
     def _names_of_parameters(self, named: Named = named_parameters) -> dict[str, list[str]]:
         """Of each optimizer, in the order in which its state has numbers; "" for one of no model."""

@@ -50,6 +50,8 @@ def fill(
 ) -> Any:
     """Replace the placeholders by tensors; those for which there is None are left out.
 
+    A tensor that is in the tree is replaced, too, unless there is None for it.
+
     omits  path -> True for what is left out with all below it
     """
     result: dict[Any, Any] = {}
@@ -57,10 +59,13 @@ def fill(
         here = _join(path, key)
         if omits(here):
             continue
-        if not _is_placeholder(value):
+        is_placeholder = _is_placeholder(value)
+        if not is_placeholder and not isinstance(value, torch.Tensor):
             result[key] = fill(value, tensor_at, omits=omits, path=here)
         elif (found := tensor_at(here)) is not None:
             result[key] = found
+        elif not is_placeholder:
+            result[key] = value
     return _alike(tree, result)
 
 

@@ -43,8 +43,11 @@ def candidates(run_dir: Location | None, resume_dir: Location | None) -> Iterato
     if run_dir:
         yield from committed(run_dir)
     if resume_dir:
-        run = newest_run(resume_dir)
-        yield from committed(run)
+        run, tried = newest_run(resume_dir), set[Location]()
+        # That run may still train, and remove old ones as it saves: so the names are read again each time.
+        while left := [each for each in committed(run) if each not in tried]:
+            tried.add(left[0])
+            yield left[0]
         raise RecipeError(
             f"there is no readable checkpoint to resume from: {_why_none(resume_dir, committed(run))}",
             fix="name a run on this volume that has saved a checkpoint; to start from step 0 "

@@ -23,12 +23,14 @@ def newest(
     *,
     load: Callable[[reader.Found], None],
     say: Callable[[str], None],
+    skipped: Callable[[Location], object] = lambda _: None,
 ) -> reader.Found | None:
     """Load the newest checkpoint that can be read, the same on every rank; None if there is none.
 
     candidates  on rank 0, which alone iterates over them
     load        loads it into the parts of this rank
     say         prints on rank 0; a damaged checkpoint is skipped with a warning
+    skipped     called on each rank with a damaged checkpoint
     An error of the candidates, or of a checkpoint that may be intact, is raised on every rank.
     """
 
@@ -44,6 +46,7 @@ def newest(
             on_all_ranks(partial(load, found), group)
         except DamagedError as error:
             say(f"checkpoint {folder} is unreadable and was skipped: {error.what}")
+            skipped(folder)
         else:
             return found
     return None

@@ -32,7 +32,9 @@ def prepare(owner: Owner, step: int) -> Location:
     """
     with _explained(owner, step):
         owner.check()
-        _remove(owner, owner.leftovers)
+        if owner.leftovers:  # without those that were committed since
+            owner.leftovers &= set(owner.storage.names())
+            _remove(owner, owner.leftovers)
         return owner.storage.begin(step, owner.writer)
 
 
@@ -43,7 +45,8 @@ def commit(
 
     keep, best  how many checkpoints to keep, and the step of one more to keep
     Raise CheckpointError if it cannot be written; then no part of it is left. Raise SupersededError if the
-    run's folder belongs to another writer now; then nothing else in it was changed.
+    run's folder belongs to another writer now; then nothing else in it was changed. If that writer came just
+    after the commit, the checkpoint stays.
     """
     run = owner.storage
     with _explained(owner, step):
@@ -51,8 +54,9 @@ def commit(
             torch.save(state, file)
         owner.check()
         committed = run.commit(step, owner.writer)
-        with contextlib.suppress(OSError):  # the checkpoint is written; the next save prunes again
-            _prune(owner, step, keep=keep, best=best)
+    owner.damaged.discard(committed.name)
+    with contextlib.suppress(OSError):  # the checkpoint is written; the next save prunes again
+        _prune(owner, step, keep=keep, best=best)
     return committed
 
 
@@ -82,12 +86,15 @@ def check_loadable(value: Any, path: str) -> None:
 
 
 def _prune(owner: Owner, committed: int, *, keep: int, best: int | None) -> None:
-    """Delete old checkpoints, unreadable later ones, and what is left of unfinished ones."""
+    """Delete old checkpoints, unreadable ones, and what is left of unfinished ones."""
     names = owner.storage.names()
     owner.leftovers &= set(names)
     # This run resumed before later ones if they were unreadable. They would soon count as one of the `keep`.
-    unreadable = [n for n in paths.later(names, committed=committed) if _is_damaged(owner.run_dir / n)]
-    doomed = unreadable + paths.to_remove(names, committed=committed, keep=keep, best=best)
+    unreadable = owner.damaged & set(names)
+    later = paths.later(set(names) - unreadable, committed=committed)
+    unreadable |= {n for n in later if _is_damaged(owner.run_dir / n)}
+    good = set(names) - unreadable
+    doomed = [*unreadable, *paths.to_remove(good, committed=committed, keep=keep, best=best)]
     own = [n for n in paths.unfinished(names) if n.endswith(f".{owner.writer}.tmp") or n in owner.leftovers]
     if doomed or own:
         owner.check()

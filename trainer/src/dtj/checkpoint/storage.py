@@ -110,10 +110,14 @@ class Folder:
         for shards in pending.glob(paths.SHARDS):
             _fsync(shards)
         _fsync(pending)
-        if final.exists():  # an unreadable one, whose step was trained again
-            self.remove(final.name, writer=writer)
-        pending.rename(final)
+        doomed = self._run_dir / paths.doomed_name_of(step, writer)
+        while not _has_moved(pending, final):
+            # An unreadable one, whose step was trained again, or that of a rank that saves it at this moment.
+            shutil.rmtree(doomed, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):
+                final.rename(doomed)
         _fsync(self._run_dir)
+        shutil.rmtree(doomed, ignore_errors=True)
         return final
 
     def remove(self, name: str, *, writer: str) -> None:
@@ -214,6 +218,17 @@ def _create_like_parent(folder: Path) -> None:
         return
     with contextlib.suppress(OSError):  # a file system without permissions
         folder.chmod(stat.S_IMODE(folder.parent.stat().st_mode))
+
+
+def _has_moved(folder: Path, target: Path) -> bool:
+    """Move a folder; False if there is another one."""
+    try:
+        folder.rename(target)
+    except OSError as error:
+        if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
+            return False
+        raise
+    return True
 
 
 def _fsync(folder: Path) -> None:

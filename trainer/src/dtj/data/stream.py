@@ -56,6 +56,7 @@ class Streamed(Source):
             )
         self._items: Iterator[_Loaded] | None = None
         self._present: _Loaded | None = None
+        self._moved: dict[int, int] = {}  # a position without a batch -> that of the batch after it
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -69,13 +70,16 @@ class Streamed(Source):
     def at(self, position: int) -> RankBatch:
         """The batch that starts at `position`; calling it again returns the same one. Waits until it is read.
 
+        The first of the next epoch, if the rest of this one is less than a batch, and left out.
         RecipeError if the stream has no sample there.
         """
+        position = self._moved.get(position, position)
         if self._present is None or self._present.rank_batch.position != position:
             self._present = next(self._items, None) if self._items is not None else None
         if self._present is None or self._present.rank_batch.position != position:
             self._items = self.how.loader.ahead(_Reading(self.dataset, self.how, position), of=self.dataset)
             self._present = next(self._items)
+            self._moved = {position: self._present.rank_batch.position}
         return self._present.rank_batch
 
     def load(self, rank_batch: RankBatch, micro_batch: MicroBatch) -> Any:
@@ -128,6 +132,7 @@ class _Reading(IterableDataset[_Loaded | RecipeError]):
     stream: Any
     how: Batching
     position: int
+    is_short: bool = False  # less than a whole batch was found, which is left out
 
     def __iter__(self) -> Iterator[_Loaded | RecipeError]:
         worker = get_worker_info()
@@ -153,11 +158,18 @@ class _Reading(IterableDataset[_Loaded | RecipeError]):
         return _Loaded(rank_batch, data, compared)
 
     def _batches(self) -> Iterator[tuple[RankBatch, list[Any]]]:
-        """(this rank's part, all samples) of each global batch; ends at an epoch with no samples left."""
+        """(this rank's part, all samples) of each global batch; ends at an epoch with no samples left.
+
+        The position may be followed by less than a batch, if an earlier run had smaller ones.
+        """
         epoch, start = divmod(self.position, EPOCH)
-        while batch := self._next_of(samples := self._epoch(epoch, skip=start), epoch, start):
+        while rest := self._read(samples := self._epoch(epoch, skip=start), epoch, start):
+            batch = self._unless_left_out(rest)
+            self.is_short = not batch
+            if not batch and not start:
+                return
             while batch:
-                following = self._next_of(samples, epoch, start + len(batch))
+                following = self._unless_left_out(self._read(samples, epoch, start + len(batch)))
                 # A rank without a sample of its own takes the first one as a dummy.
                 mine = self.how.splitter.rank_range(len(batch)) or range(1)
                 indices = start + np.arange(mine.start, mine.stop)
@@ -170,15 +182,14 @@ class _Reading(IterableDataset[_Loaded | RecipeError]):
                 return
             epoch, start = epoch + 1, 0
 
-    def _next_of(self, samples: Iterator[Any], epoch: int, start: int) -> list[Any]:
-        """The samples of the next global batch; empty at the end of the epoch."""
-        found = self._read(samples, epoch, start, self.how.global_batch)
-        return [] if self.how.drop_last and len(found) < self.how.global_batch else found
+    def _unless_left_out(self, batch: list[Any]) -> list[Any]:
+        """The samples of a global batch; empty at the end of the epoch."""
+        return [] if self.how.drop_last and len(batch) < self.how.global_batch else batch
 
-    def _read(self, samples: Iterator[Any], epoch: int, start: int, count: int) -> list[Any]:
-        """At most `count` samples. What the stream draws meanwhile depends on the position only."""
+    def _read(self, samples: Iterator[Any], epoch: int, start: int, count: int | None = None) -> list[Any]:
+        """At most `count` samples, or a batch. What the stream draws depends on the position only."""
         with self._drawing(epoch, start):
-            return list(islice(samples, count))
+            return list(islice(samples, self.how.global_batch if count is None else count))
 
     def _epoch(self, epoch: int, *, skip: int) -> Iterator[Any]:
         """The samples after the first `skip`, which are read as they were before, with the same draws."""
@@ -197,15 +208,15 @@ class _Reading(IterableDataset[_Loaded | RecipeError]):
         return random_state.of_samples(self.how.seed, position=epoch * EPOCH + start, first=0)
 
     def _nothing_left(self) -> RecipeError:
+        if self.is_short:
+            return RecipeError(
+                f"the stream has fewer samples than one global batch of {self.how.global_batch}",
+                fix="use a smaller global_batch, or leave drop_last and equal_shares out",
+            )
         if consumed := self.position % EPOCH:
             return RecipeError(
                 f"the stream has no samples after the {consumed} that this epoch already consumed",
                 fix="use the same data, or start a new run without the checkpoint",
-            )
-        if self.how.drop_last:
-            return RecipeError(
-                f"the stream has fewer samples than one global batch of {self.how.global_batch}",
-                fix="use a smaller global_batch, or leave drop_last and equal_shares out",
             )
         return RecipeError("the stream is empty", fix="check where its samples come from")
 

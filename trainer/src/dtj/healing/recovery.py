@@ -84,9 +84,12 @@ class Recovery:
         return result
 
     def between_steps(self, after_step: Callable[[int, bool], None], epoch: int, is_last: bool) -> None:
-        """Do the work after a step, unless the other ranks have done it already; it is not repeated."""
+        """Do the work after a step, unless the other ranks have done it already; it is not repeated.
+
+        A rank that has just reached the point where they wait takes over their state first.
+        """
         self._is_evaluating = False
-        if not self.is_behind:
+        if self._handover.target is None:
             try:
                 after_step(epoch, is_last)
             except RuntimeError as error:

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -21,6 +22,13 @@ def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     wrapped = _wrapped(model)
     for name, parameter in model.named_parameters():
         yield _plain(name, wrapped), parameter
+
+
+def named_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """As the method of a module, with the names of `state_of`, and each name of a buffer that has several."""
+    wrapped = _wrapped(model)
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        yield _plain(name, wrapped), buffer
 
 
 def state_of(part: Any) -> Any:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dtj.errors import RecipeError
-from dtj.parallel import deferred
+from dtj.parallel import buffers, deferred
 from dtj.parallel.strategy import LoadWeights, Strategy, blocks, check_model, unwrap
 from dtj.settings import Settings
 from dtj.telemetry import flops
@@ -60,10 +60,7 @@ def recompute(model: nn.Module, layers: Iterable[nn.Module]) -> None:
         if getattr(config, "use_cache", False):
             config.use_cache = False
     for block in layers:
-        owners = [
-            module for module in block.modules() if any(_may_change(b) for b in module._buffers.values())
-        ]
-        block.forward = partial(_checkpointed, block.forward, owners)
+        block.forward = partial(_checkpointed, block.forward, buffers.owners([block]))
 
 
 def _checkpointed(forward: Callable[..., Any], owners: list[nn.Module], *inputs: Any, **named: Any) -> Any:
@@ -71,39 +68,21 @@ def _checkpointed(forward: Callable[..., Any], owners: list[nn.Module], *inputs:
     is_plain = torch.compiler.is_compiling() or (not owners and flops.active is None)
     if is_plain or not torch.is_grad_enabled():
         return checkpoint(forward, *inputs, use_reentrant=False, **named)
-    copies = [
-        {name: b.clone() for name, b in module._buffers.items() if b is not None and _may_change(b)}
-        for module in owners
-    ]
+    copies = buffers.copied(owners)
 
     def contexts() -> tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]:
         first, second = flops.active.contexts() if flops.active else 2 * (contextlib.nullcontext(),)
-        return first, _with_buffers(owners, copies, second)
+        return first, _both(second, buffers.replaced(owners, copies))
 
     return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts, **named)
 
 
-def _may_change(buffer: torch.Tensor | None) -> bool:
-    """A mask never changes, and may be large."""
-    return buffer is not None and buffer.dtype is not torch.bool
-
-
 @contextlib.contextmanager
-def _with_buffers(
-    modules: list[nn.Module],
-    buffers: list[dict[str, torch.Tensor]],
-    also: contextlib.AbstractContextManager[Any],
+def _both(
+    one: contextlib.AbstractContextManager[Any], other: contextlib.AbstractContextManager[Any]
 ) -> Iterator[None]:
-    """Context in which the modules have other buffers."""
-    own = [dict(module._buffers) for module in modules]
-    for module, others in zip(modules, buffers, strict=True):
-        module._buffers.update(others)
-    try:
-        with also:
-            yield
-    finally:
-        for module, found in zip(modules, own, strict=True):
-            module._buffers.update(found)
+    with one, other:
+        yield
 
 
 def to_compile(model: nn.Module, strategy: Strategy) -> list[nn.Module]:

@@ -10,16 +10,17 @@ pipeline.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from dtj.errors import RecipeError
+from dtj.parallel import buffers
 from dtj.parallel.average import average_gradients
 from dtj.parallel.layout import Layout
-from dtj.parallel.stages import keep_own, split_into_stages, users_of
+from dtj.parallel.stages import keep_own, modules_of, split_into_stages, users_of
 from dtj.parallel.strategy import Strategy, WeightedLoss, broadcast_weights
 from dtj.ranks import exchange
 from dtj.ranks.world import collective_timeout
@@ -57,7 +58,8 @@ class Pipeline(Strategy):
         self._data_group = self._open_all(rows) if copies > 1 else None
         self._chain = _Chain([call for call, _ in stages[self._stage]], self)
         users = users_of(stages)
-        keep_own(model, users, stage=self._stage, device=self.device)
+        keep_own(model, stages, stage=self._stage, device=self.device)
+        self._changing = buffers.owners(modules_of(stages[self._stage]))
         self._tied = self._tie(users)
         model.forward = self._forward
         self._model = model
@@ -165,8 +167,9 @@ class Pipeline(Strategy):
 
         key = (micro_batches, samples)
         if key not in self._schedules:
+            module = _Shaped(self._chain, self._changing)
             stage = pipelining.PipelineStage(
-                self._chain, self._stage, self._stages, self.device, group=self._group
+                module, self._stage, self._stages, self.device, group=self._group
             )
             kind = pipelining.Schedule1F1B if micro_batches >= self._stages else pipelining.ScheduleGPipe
             self._schedules[key] = kind(stage, micro_batches, loss_fn=_no_loss_yet, scale_grads=False)
@@ -237,6 +240,26 @@ class _Chain(nn.Module):
             for call in self._calls:
                 value = call(value)
         return value
+
+
+class _Shaped(nn.Module):
+    """What torch runs: first of all once with values of no meaning, to learn the shapes of the outputs.
+
+    That call changes no running statistics.
+    """
+
+    def __init__(self, chain: _Chain, changing: list[nn.Module]) -> None:
+        super().__init__()
+        self._chain = chain
+        self._changing = changing  # a list: torch would move and count modules that it knows of
+        self._has_shapes = False
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        if self._has_shapes:
+            return cast(torch.Tensor, self._chain(value))
+        self._has_shapes = True
+        with buffers.replaced(self._changing, buffers.copied(self._changing)):
+            return cast(torch.Tensor, self._chain(value))
 
 
 def _no_loss_yet(*_: Any) -> torch.Tensor:

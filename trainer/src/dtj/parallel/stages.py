@@ -51,24 +51,33 @@ def split_evenly(sizes: Sequence[int], stages: int) -> list[int]:
     return ends[::-1]
 
 
+def modules_of(pieces: Sequence[Piece]) -> list[nn.Module]:
+    """All modules that these pieces use."""
+    listed = (module for _, modules in pieces for module in modules)
+    return list(dict.fromkeys(each for module in listed for each in module.modules()))
+
+
 def users_of(stages: Sequence[Sequence[Piece]]) -> dict[nn.Parameter, set[int]]:
     """Parameter -> stages whose pieces use it, in the order of the model."""
     found: dict[nn.Parameter, set[int]] = {}
     for number, pieces in enumerate(stages):
-        for _, modules in pieces:
-            for module in modules:
-                for parameter in module.parameters():
-                    found.setdefault(parameter, set()).add(number)
+        for module in modules_of(pieces):
+            for parameter in module.parameters(recurse=False):
+                found.setdefault(parameter, set()).add(number)
     return found
 
 
 def keep_own(
-    model: nn.Module, users: dict[nn.Parameter, set[int]], *, stage: int, device: torch.device
+    model: nn.Module, stages: Sequence[Sequence[Piece]], *, stage: int, device: torch.device
 ) -> None:
     """Move this stage's weights to the device. Others become meta tensors: names and numbers stay the same.
 
+    So do buffers that are saved and that another stage alone uses: it alone updates them, and saves them.
     RecipeError for a parameter that is in no piece.
     """
+    users = users_of(stages)
+    own = set(modules_of(stages[stage]))
+    others = {module for pieces in stages for module in modules_of(pieces)} - own
     stray = [name for name, p in model.named_parameters() if p not in users]
     if stray:
         raise RecipeError(
@@ -87,4 +96,5 @@ def keep_own(
                     )
                 module.register_parameter(name, emptied[parameter])
         for name, buffer in list(module.named_buffers(recurse=False)):
-            setattr(module, name, buffer.to(device))
+            is_others = module in others and name not in module._non_persistent_buffers_set
+            setattr(module, name, buffer.to("meta" if is_others else device))

@@ -60,22 +60,22 @@ class FiniteCheck:
         """Raise DtjError on every rank if a loss or weight of any rank was not finite.
 
         All ranks call this. It waits for the device.
-        saved    step of the newest checkpoint, for the message
+        saved    step of the newest checkpoint, for the message; that of rank 0 counts, which writes
         step     the present one
         weights  to check as well
         """
         self._read()
-        mine = [int(self._first), are_finite(weights)]
+        mine = [int(self._first), are_finite(weights), -1 if saved is None else saved]
         of_all = exchange.all_gather_numbers(mine, group=group)
-        first = min(found for found, _ in of_all)
+        first, saved = min(found for found, *_ in of_all), of_all[0][2]
         if first != _NEVER:
-            what, where = f"the loss of step {first} is", _named([found == first for found, _ in of_all])
-        elif not all(is_finite for _, is_finite in of_all):
+            what, where = f"the loss of step {first} is", _named([found == first for found, *_ in of_all])
+        elif not all(is_finite for _, is_finite, _ in of_all):
             what = f"the weights after step {step} are"
-            where = _named([not is_finite for _, is_finite in of_all])
+            where = _named([not is_finite for _, is_finite, _ in of_all])
         else:
             return
-        rest = f"the newest checkpoint is of step {saved}" if saved is not None else "nothing was saved"
+        rest = f"the newest checkpoint is of step {saved}" if saved >= 0 else "nothing was saved"
         raise DtjError(
             f"{what} not finite on {where}; {rest}",
             fix="lower the learning rate, clip the gradients, check the samples of that step, or use bf16 "
