@@ -5,6 +5,7 @@ from typing import Any
 
 import yaml
 
+from dtj.local import manifest as local
 from dtj_client import amounts
 from dtj_operator.model import spec
 
@@ -20,5 +21,5 @@ def test_client_takes_the_amounts_that_the_crd_takes_but_negative_ones():
     assert limits["additionalProperties"]["pattern"] == f"^[+-]?{amounts.AMOUNT.pattern}$"
 
 
-def test_client_and_operator_count_the_same_resources_as_accelerators():
-    assert amounts.COUNTED == spec.ACCELERATORS
+def test_client_operator_and_local_jobs_count_the_same_resources_as_accelerators():
+    assert amounts.COUNTED == spec.ACCELERATORS == local.ACCELERATORS

@@ -77,7 +77,7 @@ _EXPLAINED = [
         (  # of the CRD's pattern for the amounts of resources and volumes
             r'Invalid value: (?P<value>"[^"]*"): (?P<field>\S+) in body should match .*\[numkMGTPE\]',
             "{field}: {value} is not an amount",
-            "write a number, or such as 500m, 16Gi or 16G",
+            "write a number, or such as 500m of a CPU, 16Gi or 16G of memory",
         ),
         (  # a rule of the CRD; some have the fix behind a semicolon
             r'The DistributedTrainingJob "[^"]*" is invalid: '

@@ -93,6 +93,7 @@ def test_processes_are_counted_as_the_operator_counts_them() -> None:
     assert job(container={"resources": gpus}).processes == 2
     assert job(container={"resources": gpus}, processesPerReplica=4).processes == 4
     assert job(container={"resources": gpus}, processesPerReplica="auto").processes == 2
+    assert job(container={"resources": {"limits": {"google.com/tpu": "4"}}}).processes == 4
 
 
 def test_command_of_the_image_is_dtj_and_agents_do_not_write_the_pods_report() -> None:

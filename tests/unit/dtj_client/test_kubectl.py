@@ -195,7 +195,7 @@ def test_cluster_without_the_operator(said: str) -> None:
             "spec.template.spec.containers[0].resources.limits.memory in body should "
             r"match '^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$'",
             'spec.template.spec.containers[0].resources.limits.memory: "16GB" is not an amount\n'
-            "  fix: write a number, or such as 500m, 16Gi or 16G",
+            "  fix: write a number, or such as 500m of a CPU, 16Gi or 16G of memory",
         ),
         (
             "error: current-context is not set",

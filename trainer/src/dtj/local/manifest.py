@@ -19,6 +19,8 @@ from dtj.errors import RecipeError, package
 from dtj.local.fields import Fields
 
 KIND = "DistributedTrainingJob"
+# The operator starts a rank for each of these, too, besides each unit of a resource whose name ends in /gpu.
+ACCELERATORS = ("google.com/tpu", "habana.ai/gaudi", "gpu.intel.com/xe", "gpu.intel.com/i915")
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_.-][\w.-]*)\)")
 
 
@@ -265,12 +267,13 @@ def expand(text: str, env: Mapping[str, str]) -> str:
 
 
 def _processes(spec: Fields, container: Fields) -> int:
-    """Ranks of a replica; auto counts the GPUs that its container would have."""
+    """Ranks of a replica; auto counts the accelerators that its container would have."""
     if spec.text("processesPerReplica", "auto") != "auto":
         return spec.integer("processesPerReplica", 1, least=1)
     resources = container.peek("resources")
     amounts = dict([*resources.peek("requests").words(), *resources.peek("limits").words()])
-    return max(1, sum(int(n) for name, n in amounts.items() if name.endswith("/gpu") and n.isdecimal()))
+    counted = [n for name, n in amounts.items() if name.endswith("/gpu") or name in ACCELERATORS]
+    return max(1, sum(int(n) for n in counted if n.isdecimal()))
 
 
 def _variables(container: Fields) -> Iterator[tuple[str, str]]:
