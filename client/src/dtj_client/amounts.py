@@ -13,7 +13,8 @@ COUNTED = ("google.com/tpu", "habana.ai/gaudi", "gpu.intel.com/xe", "gpu.intel.c
 # Other names of accelerators and of their parts, such as nvidia.com/mig-3g.40gb, nvidia.com/gpu.shared,
 # aws.amazon.com/neuron and volcano.sh/vgpu-number. A device for a network or a file system is none.
 _ACCELERATOR = re.compile(
-    r"(nvidia|amd)\.com/.+|(?=.*/).*(gpu|gaudi|neuron|ascend|\b([tn]pu|mlu|dcu|gcu))", re.IGNORECASE
+    r"nvidia\.com/mig-.+|amd\.com/[a-z]px.*|(?=.*/).*(gpu|gaudi|neuron|ascend|\b([tn]pu|mlu|dcu|gcu))",
+    re.IGNORECASE,
 )
 AMOUNT = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?")
 SMALLEST_MEMORY = 2**20  # bytes; less is a number with another unit than was meant

@@ -155,7 +155,13 @@ _EXPLAINED = [
             UnreachableError,
         ),
         (
-            r"etcdserver: |currently unable to handle the request|[Tt]oo many requests|handshake timeout"
+            r"[Tt]oo ?[Mm]any ?[Rr]equests",
+            "the API server has too much to do: {said}",
+            "try again",
+            UnreachableError,
+        ),
+        (
+            r"etcdserver: |currently unable to handle the request|handshake timeout"
             r"|connection reset|connection lost|unexpected EOF|Timeout: request did not complete"
             # HTTP 504; and 500 or 502, of a load balancer before API servers that restart
             r"|in the time allotted|prevented the request from succeeding",

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import secrets
 import signal
 import sys
 import threading
@@ -17,6 +18,7 @@ from dtj_client.kubectl import GROUP, KIND, VERSION, Json, Kubectl
 from dtj_client.manifest import owned_by
 from dtj_client.report import condition
 
+SUBMISSION = "dtj.dev/submission"  # annotation
 POLL_S = 1.0
 KEPT_S = 300  # a temporary job that has failed: long enough to read why
 TRIES = 60  # to create the code while that of a deleted job is there
@@ -28,16 +30,17 @@ _REFUSED = {"PodRejected": 3, "QuotaExceeded": 10, "NameConflict": 3, "ImagePull
 def create(kubectl: Kubectl, job: Json, code: Json | None = None) -> Json:
     """Create the job and its code, and return the stored job.
 
+    If the cluster gives no answer, but has created the job, it continues as after an answer.
     The job comes first, so that the code has its owner from the start, and nothing could end this process at
     a moment that leaves code behind which nothing deletes. Raises ClientError, and KeyboardInterrupt after
     Ctrl-C.
     """
+    marked = _marked(job)
     with _interrupt_later() as raise_if_interrupted:
         try:
-            stored = kubectl.create(job)
+            stored = kubectl.create(marked)
         except UnansweredError as error:
-            _undo(kubectl, job, code, error)
-            raise
+            stored = _created(kubectl, marked, error)
         try:
             raise_if_interrupted()
             if code is not None:
@@ -57,26 +60,36 @@ def create(kubectl: Kubectl, job: Json, code: Json | None = None) -> Json:
     return stored
 
 
-def _undo(kubectl: Kubectl, job: Json, code: Json | None, unanswered: UnansweredError) -> None:
-    """Delete the job if it was created and lacks its code. Raises ClientError if there may be a job now."""
+def _marked(job: Json) -> Json:
+    """The job with a random annotation, by which it is known again."""
+    metadata = job["metadata"]
+    mark = {SUBMISSION: secrets.token_hex(8)}
+    return {**job, "metadata": {**metadata, "annotations": (metadata.get("annotations") or {}) | mark}}
+
+
+def _created(kubectl: Kubectl, job: Json, unanswered: UnansweredError) -> Json:
+    """The job as the cluster has stored it, though it gave no answer. Raises ClientError if it has not."""
     name = job["metadata"].get("name")
     if name is None:  # the cluster gives it one
-        return
+        raise unanswered
     try:
-        stored = kubectl.job(name)
-        if code is not None and _is_left_behind(kubectl, owned_by(stored, code)):
-            kubectl.delete(KIND, name)
-            return
+        found = kubectl.job(name)
     except GoneError:
-        return
+        raise unanswered from None
     except ClientError as again:
-        without = "" if code is None else " without its code"
         raise ClientError(
-            f"{unanswered.message}; job {name} may be there{without}: {again.message}",
+            f"{unanswered.message}; job {name} may be there, without its code: {again.message}",
             f"kubectl dtj delete {name}",
         ) from unanswered
-    fix = f"kubectl dtj status {name} shows whether it is the one that was submitted"
-    raise ClientError(f"{unanswered.message}; there is a job {name}", fix) from unanswered
+    if _mark_of(found) != _mark_of(job):
+        fix = f"choose another name, or kubectl dtj delete {name} first"
+        raise ClientError(f"{unanswered.message}; there is another job {name}", fix) from unanswered
+    return found
+
+
+def _mark_of(job: Json) -> str | None:
+    annotations: dict[str, str] = job["metadata"].get("annotations") or {}
+    return annotations.get(SUBMISSION)
 
 
 def _create_code(kubectl: Kubectl, code: Json, between_tries: Callable[[], None]) -> None:

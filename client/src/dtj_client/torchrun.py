@@ -46,8 +46,12 @@ def of_dtj(words: Sequence[str]) -> Launch | None:
 def _clean(words: Sequence[str], size: int, program: list[str]) -> Launch:
     launch = Launch(program)
     gives_local_rank = words[size - 1] == _LAUNCH
+    is_train = words[size - 1] == "train"
     rest = list(words[size:])
-    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "--module"):
+    while rest and (is_train or rest[0].startswith("-")) and rest[0] not in ("-m", "--module", "--"):
+        if not rest[0].startswith("-"):  # options of dtj train may stand behind the recipe
+            launch.words.append(rest.pop(0))
+            continue
         name, value, given = take_option(rest, (*_FLAGS, *_SWITCHES, *SWITCHES_OF_DTJ))
         if name in (*_FLAGS, *_PLACE):
             launch.leave_out(name, value)

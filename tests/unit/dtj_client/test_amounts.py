@@ -29,6 +29,7 @@ def test_accelerators_and_their_parts(resource: str) -> None:
         *("cpu", "memory", "ephemeral-storage", "hugepages-2Mi", "rdma/hca_shared_devices_a"),
         *("smarter-devices/fuse", "smarter-devices/input", "vpc.amazonaws.com/efa", "github.com/fuse"),
         *("intel.com/intel_sriov_netdevice", "networking.gke.io.networks/rdma-0"),
+        *("nvidia.com/hostdev", "amd.com/vnic"),
     ],
 )
 def test_other_resources_are_not_accelerators(resource: str) -> None:

@@ -188,6 +188,7 @@ def test_what_gpus_names_is_an_accelerator() -> None:
         (["dtj", "run", "--nproc", "4", "train.py"], 4),
         (["dtj", "run", "--compile", "--nproc-per-node=4", "train.py"], 4),
         (["/opt/bin/dtj", "train", "--nproc_per_node", "4", "a:b"], 4),
+        (["dtj", "train", "a:b", "steps=3", "--nproc", "4"], 4),
         (["dtj", "run", "--nproc", "gpu", "train.py"], 2),
         (["dtj", "run", "train.py", "--nproc", "4"], 2),
         (["train.py", "--nproc", "4"], 2),

@@ -91,31 +91,43 @@ def lose_the_answer() -> None:
     raise UnansweredError("the API server gave no answer", "try again")
 
 
-def test_job_whose_creation_was_not_answered_does_not_stay_without_its_code() -> None:
+def test_job_whose_creation_was_not_answered_gets_its_code() -> None:
     cluster = Cluster(DistributedTrainingJob=lose_the_answer)
+    assert create(cluster, JOB, CODE) == cluster.objects["DistributedTrainingJob"]
+    assert cluster.objects["ConfigMap"]["metadata"]["ownerReferences"][0]["uid"] == "u1"
+
+
+def test_job_that_was_not_created_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster()
+    monkeypatch.setattr(Cluster, "create", lambda *_: lose_the_answer())
     with pytest.raises(UnansweredError, match=r"no answer\n  fix: try again$"):
         create(cluster, JOB, CODE)
-    assert not cluster.objects
 
 
-def test_other_job_of_the_name_stays_if_the_creation_is_not_answered() -> None:
-    cluster = Cluster()
-    create(cluster, JOB, CODE)
-    cluster.faults["DistributedTrainingJob"] = lose_the_answer
-    with pytest.raises(ClientError, match=r"there is a job digits\n  fix: kubectl dtj status digits"):
-        create(cluster, JOB, CODE)
-    assert set(cluster.objects) == {"DistributedTrainingJob", "ConfigMap"}
-
-
-@pytest.mark.parametrize(("code", "what"), [(CODE, "may be there without its code"), (None, "may be there")])
-def test_job_that_may_be_there_is_named(
-    code: Json | None, what: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("code", [CODE, None])
+def test_other_job_of_the_name_stays_if_the_creation_is_not_answered(
+    code: Json | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also one without code of its own, such as that of kubectl apply."""
+    cluster = Cluster()
+    create(cluster, JOB, code)
+    before = dict(cluster.objects)
+    monkeypatch.setattr(Cluster, "create", lambda *_: lose_the_answer())
+    with pytest.raises(ClientError, match=r"there is another job digits\n  fix: choose another name"):
+        create(cluster, JOB, CODE)
+    assert cluster.objects == before
+
+
+@pytest.mark.parametrize("code", [CODE, None])
+def test_job_that_may_be_there_is_named(code: Json | None, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_answer(*_: object) -> None:
         lose_the_answer()
 
     monkeypatch.setattr(Cluster, "job", no_answer)
-    with pytest.raises(ClientError, match=f"job digits {what}: the API(?s:.*)kubectl dtj delete digits"):
+    with pytest.raises(
+        ClientError,
+        match=r"job digits may be there, without its code: the API(?s:.*)kubectl dtj delete digits",
+    ):
         create(Cluster(DistributedTrainingJob=lose_the_answer), JOB, code)
 
 

@@ -28,7 +28,7 @@ from dtj_operator.plan.children.pod import pods
 from dtj_operator.plan.node_loss import force_delete_lost
 from dtj_operator.plan.policies import avoid, deadline, size, success, ttl
 from dtj_operator.plan.policies.cleanup import FAILED_GRACE_S, cleanup
-from dtj_operator.plan.policies.restart import backoff_until, restart, within_window
+from dtj_operator.plan.policies.restart import backoff_until, fail_healed, restart, within_window
 from dtj_operator.plan.policies.scope import use_replica_scope
 from dtj_operator.plan.policies.suspend import suspend
 from dtj_operator.plan.policies.ungroup import ungroup
@@ -48,6 +48,7 @@ POLICIES = (  # the first verdict wins
     success.success,
     suspend,
     deadline.deadline,
+    fail_healed,  # before any verdict records that failure
     use_replica_scope,
     restart,
     avoid.allow_nodes,

@@ -48,9 +48,6 @@ def restart(s: Snapshot) -> Restart | Fail | AwaitCause | None:
     """Decide what the primary fault means; pods that a suspension stops are not faults."""
     if s.memory.phase == SUSPENDED:
         return None
-    healed = blame.in_place_fault(s)
-    if healed and (found := _user_rule(s, healed)) and found[0] == "FailJob":
-        return Fail("RecoveryRule", f"{healed.sentence}; no further restart because of {found[1]}", healed)
     fault = blame.first_fault(s)
     if fault is None:
         return _restart_without_done(s)
@@ -64,6 +61,14 @@ def restart(s: Snapshot) -> Restart | Fail | AwaitCause | None:
     if action == "RestartUncounted":
         return Restart(fault, counts=False, replaces=_broken(s), same_incident=_is_same_incident(s, fault))
     return _within_budget(s, fault)
+
+
+def fail_healed(s: Snapshot) -> Fail | None:
+    """End the job if the agents healed a failure for which a rule says FailJob."""
+    healed = None if s.memory.phase == SUSPENDED else blame.in_place_fault(s)
+    if healed and (found := _user_rule(s, healed)) and found[0] == "FailJob":
+        return Fail("RecoveryRule", f"{healed.sentence}; no further restart because of {found[1]}", healed)
+    return None
 
 
 def counters(s: Snapshot) -> Restarts:

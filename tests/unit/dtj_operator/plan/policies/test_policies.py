@@ -16,6 +16,7 @@ from dtj_operator.plan.actions import (
     Resume,
     Succeed,
     Suspend,
+    UseReplicaScope,
 )
 from dtj_operator.plan.planner import plan
 from dtj_operator.plan.policies import deadline as deadline_policy
@@ -23,7 +24,7 @@ from dtj_operator.plan.policies import restart as restart_policy
 from dtj_operator.plan.policies import ttl
 from dtj_operator.plan.policies.cleanup import cleanup
 from dtj_operator.plan.policies.deadline import deadline
-from dtj_operator.plan.policies.restart import counters, restart
+from dtj_operator.plan.policies.restart import counters, fail_healed, restart
 from dtj_operator.plan.policies.success import success
 from dtj_operator.plan.policies.suspend import suspend
 from tests.support.builders import NOW, at, job, pod
@@ -192,17 +193,24 @@ HEALED_3 = TWO.answering(in_place=2, incident=IN_PLACE_3)
     ],
 )
 def test_rules_apply_to_a_failure_that_the_agents_have_healed(rules, verdict) -> None:
-    assert restart(HEALED_3.recovery(rules=rules).snapshot()) == verdict
+    assert fail_healed(HEALED_3.recovery(rules=rules).snapshot()) == verdict
 
 
 def test_failure_that_a_rule_makes_final_wins_over_what_follows_from_it() -> None:
     given = HEALED_3.recovery(rules=[{**FAIL_3, "name": "broken-data"}]).but(pod(0).reported(76))
-    found = restart(given.snapshot())
+    found = plan(given.snapshot()).verdict
     assert isinstance(found, Fail)
     assert found.message == (
         "rank 1 (replica 1) exited with code 3: ExitCode: bad record; "
         "no further restart because of rule broken-data"
     )
+
+
+def test_failure_that_was_healed_before_the_first_answer_is_final_too() -> None:
+    """That answer also says that the agents rejoin, which is a verdict of its own."""
+    given = TWO.recovery(scope="Auto").answering(in_place=2, incident=IN_PLACE_3, rejoin=True)
+    assert isinstance(plan(given.snapshot()).verdict, UseReplicaScope)
+    assert isinstance(plan(given.recovery(rules=[FAIL_3]).snapshot()).verdict, Fail)
 
 
 @pytest.mark.parametrize(

@@ -223,9 +223,9 @@ class Supervisor:
         if process.uses_dtj and not gracefully:
             process.kill()
             return
+        self._signs[process.rank] = process.heartbeat.signs
         process.signal(signal.SIGTERM, on_behalf_of_agent=True)
         now = time.monotonic()
-        self._signs[process.rank] = process.heartbeat.signs
         self._save_s = max(_SAVE_S, 2 * step_s)
         self._kill_at = self._kill_at or now + (self._save_s if process.uses_dtj else _TERM_GRACE_S)
         self._save_until = now + self._save_s + _LONGEST_SAVE_S if gracefully else 0.0
