@@ -14,6 +14,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import dtj
+from dtj.checkpoint.sharded import LoadPlan, shard_whole_state
+from dtj.copies import tree
 from dtj.models.gpt import GPT
 from tests.process.dtj.conftest import SHAPE, Finished
 from tests.support import checkpoints
@@ -105,15 +107,22 @@ def test_averages_are_those_of_one_process(
     torch.testing.assert_close(found, {n: p.detach() for n, p in averages.items()}, rtol=1e-4, atol=2e-6)
 
 
-def test_average_of_a_layer_that_was_unfrozen_is_read_whole_and_sharded() -> None:
-    """The program that continues has it frozen again, so it asks for no shard of its average."""
+def test_average_of_a_layer_that_was_unfrozen_is_restored_sharded() -> None:
+    """The program that continues has it frozen again, so the average is not in its state yet."""
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
     try:
         model = torch.nn.Linear(1, 4, bias=False).requires_grad_(requires_grad=False)
         fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-        average = dtj.EMA(model)
-        average.load_state_dict({"weight": torch.arange(4.0)[:, None]})
-        mine: Any = average.state_dict()["weight"]
-        assert mine.to_local().tolist() == [[2.0], [3.0]]
+        first, second = dtj.EMA(model), dtj.EMA(model)
+        plan = LoadPlan({"average": first}, keeps=lambda _: True)
+        whole = {"average": {"weight": torch.arange(4.0)[:, None]}}
+        first.load_state_dict(shard_whole_state(whole, plan)["average"])
+        packed = tree.Packed({"average": first.state_dict()})
+        copy = memoryview(bytearray(packed.length))
+        packed.fill(copy)
+        second.load_state_dict(tree.unpack(copy, plan.template)["average"])
+        for average in (first, second):
+            mine: Any = average.state_dict()["weight"]
+            assert mine.to_local().tolist() == [[2.0], [3.0]]
     finally:
         dist.destroy_process_group()

@@ -222,6 +222,36 @@ def test_training_does_not_wait_for_the_checksum_of_a_large_copy(
     assert_same(after.state(), before.state())
 
 
+def test_older_copy_is_replaced_once_all_ranks_have_the_newer_one(
+    slots: list[Slot], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another rank has a large copy, whose checksum may take longer than that of this one."""
+    done: list[str] = []
+    seal, fill = Slot.seal, Slot.fill
+
+    def gather(numbers: list[int], *, group: None) -> list[list[int]]:
+        done.append("all")
+        return [numbers, [1, 1][: len(numbers)]]
+
+    def noted(what: str, function: Any) -> Any:
+        def call(*given: Any) -> Any:
+            done.append(what)
+            return function(*given)
+
+        return call
+
+    monkeypatch.setattr(exchange, "all_gather_numbers", gather)
+    monkeypatch.setattr(Slot, "seal", noted("seal", seal))
+    monkeypatch.setattr(Slot, "fill", noted("fill", fill))
+    rank = Rank(slots)
+    rank.copy(1)
+    rank.copy(2)
+    for thread in threading.enumerate():
+        if thread.name == "checksum":
+            thread.join()
+    assert done == ["all", "fill", "seal", "all", "fill", "seal"]
+
+
 def test_next_copy_waits_for_the_buddy_but_not_for_a_slow_one(slots: list[Slot]) -> None:
     rank = Rank(slots, buddy=BUDDY)
     rank.copy(1)

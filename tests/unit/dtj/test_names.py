@@ -49,7 +49,7 @@ class Holder(nn.Module):
 
 def test_buffers_have_the_names_of_the_state() -> None:
     model = nn.ModuleDict({"actor": wrapped(nn.BatchNorm1d(2)), "critic": nn.BatchNorm1d(2)})
-    found = {name for name, _ in named_buffers(model)}
+    found = {name for name, _, _ in named_buffers(model)}
     assert found == state_of(model).keys() - {name for name, _ in named_parameters(model)}
 
 

@@ -15,8 +15,11 @@ from torch.utils.data import DataLoader, TensorDataset
 import dtj
 from dtj import contract, loop
 from dtj.agent.rank.optimizer_steps import OptimizerSteps
-from dtj.checkpoint.checkpointer import _learning_rates, _other_rate
+from dtj.checkpoint.checkpointer import _other_rates
+from dtj.checkpoint.parts import Parts
 from dtj.data.device_copy import DeviceCopy
+from dtj.parallel.layout import Layout
+from dtj.parallel.strategy import Strategy
 from dtj.ranks import random_state, stop
 from dtj.recipes import digits
 from dtj.step.boundary import Boundary
@@ -109,8 +112,25 @@ def test_optimizer_without_a_learning_rate_has_none_to_compare() -> None:
     """As transformers' Adafactor, which makes one of its own in each step."""
     opt = torch.optim.SGD([nn.Parameter(torch.ones(1))])
     opt.param_groups[0]["lr"] = None
-    assert _learning_rates({"opt": opt, "model": nn.Linear(1, 1)}) == {"opt": [{}]}
-    assert _other_rate([{}], [{}]) == ""
+    parts = Parts(Strategy(Layout(strategy="none", sizes={}, rank=0), torch.device("cpu")))
+    parts.register({"opt": opt, "model": nn.Linear(1, 1)})
+    assert parts.rates == {"opt": [None]}
+    assert list(_other_rates({"opt": [0.1]}, parts.rates)) == []
+
+
+def test_rate_that_the_program_sets_in_each_step_is_not_said_to_be_another(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DTJ_CHECKPOINT_DIR", str(tmp_path))
+    for total in (2, 3):
+        run = dtj.init(device="cpu")
+        run.data(TensorDataset(X, Y), global_batch=4)
+        model = run.parallel(nn.Linear(3, 1))
+        opt = torch.optim.SGD(model.parameters(), 0.5)
+        run.state(model=model, opt=opt)
+        opt.param_groups[0]["lr"] = 0.1
+        train(run, model, opt, total)
+    assert "learning rate" not in capfd.readouterr().err
 
 
 def test_digits_that_are_trained_further_have_the_schedule_of_all_steps() -> None:

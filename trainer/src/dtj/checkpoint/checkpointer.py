@@ -13,17 +13,16 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
-
-from torch.optim import Optimizer
 
 from dtj.checkpoint import answers, paths, reader, restore
 from dtj.checkpoint.objects import Location, ObjectPath, locate
 from dtj.checkpoint.owner import Deputy, Owner
-from dtj.checkpoint.parts import Parts
+from dtj.checkpoint.parts import Parts, Rates
 from dtj.checkpoint.writer import (
     NO_SCORE,
     Group,
@@ -240,19 +239,18 @@ class Checkpointer:
         read shards. If they are damaged, all ranks load the checkpoint before it.
         SupersededError on every rank, if a process that started later has claimed the folder.
         """
-        given = _learning_rates(self.parts.user_parts)
         with answers.watched(self.say):
             found = restore.newest(
                 self._candidates(), group, load=self._load, say=self.say, skipped=self._note_damaged
             )
         if found is None:
             return None
-        for name, rates in _learning_rates(self.parts.user_parts).items():
-            if text := _other_rate(given[name], rates):
-                self.say(
-                    f"{name} continues with {text}\n"
-                    "  to change it: set lr in its param_groups after run.state, and base_lrs of its schedule"
-                )
+        for name, was, given in _other_rates(found.state.get("rates", {}), self.parts.rates):
+            self.say(
+                f"{name} continues with the learning rate of the checkpoint, {was:g}; "
+                f"the program gives {given:g}\n"
+                "  to change it: set lr in its param_groups after run.state, and base_lrs of its schedule"
+            )
         if self._is_rank0:
             report(found.folder)
         step: int = found.state["step"]
@@ -360,26 +358,12 @@ class Checkpointer:
             self.say(f"{failure.what}; training continues ({newest})\n  fix: {failure.fix}")
 
 
-def _learning_rates(parts: Mapping[str, Any]) -> dict[str, list[dict[str, float]]]:
-    """Of each group of each optimizer: the rate, and the one that a schedule started with; some have none."""
-    return {
-        name: [
-            {key: float(group[key]) for key in ("initial_lr", "lr") if group.get(key) is not None}
-            for group in part.param_groups
-        ]
-        for name, part in parts.items()
-        if isinstance(part, Optimizer)
-    }
-
-
-def _other_rate(given: list[dict[str, float]], restored: list[dict[str, float]]) -> str:
-    """The first rate that is not as the program gave it; empty if there is none."""
-    for before, now in zip(given, restored, strict=True):
-        both = before.keys() & now.keys()
-        key = "initial_lr" if "initial_lr" in both else "lr"
-        if key in both and before[key] != now[key]:
-            return f"the learning rate of the checkpoint, {now[key]:g}; the program gives {before[key]:g}"
-    return ""
+def _other_rates(before: Rates, now: Rates) -> Iterator[tuple[str, float, float]]:
+    """For each optimizer the first rate that the program gives now and did not give before."""
+    for name, rates in now.items():
+        pairs = zip(before.get(name, ()), rates, strict=False)
+        different = ((name, was, given) for was, given in pairs if was and given and was != given)
+        yield from islice(different, 1)
 
 
 def _newest(committed: list[Location] | None) -> int | None:

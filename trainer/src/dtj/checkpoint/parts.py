@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 Named = Callable[[nn.Module], Iterable[tuple[str, nn.Parameter]]]
+Rates = Mapping[str, Sequence[float | None]]  # of the groups of each optimizer
 
 
 class Stateful(Protocol):
@@ -62,11 +63,13 @@ class Parts:
     user_parts      registered by `run.state`; a checkpoint must hold exactly these
     internal_parts  added by flags (the loss scale of fp16, an outer optimizer); restored if the checkpoint
                     has them. `extras` in the file
+    rates           learning rates that the program gave, before a schedule or a checkpoint changed them
     """
 
     def __init__(self, strategy: Strategy) -> None:
         self.user_parts: dict[str, Stateful] = {}
         self.internal_parts: dict[str, Stateful] = {}
+        self.rates: Rates = {}
         self._strategy = strategy
         self._plan: LoadPlan | None = None
 
@@ -80,6 +83,11 @@ class Parts:
                 )
             save.check_loadable(_state_of(part), name)
         self.user_parts = dict(parts)
+        self.rates = {
+            name: [_rate_of(group) for group in part.param_groups]
+            for name, part in parts.items()
+            if isinstance(part, torch.optim.Optimizer)
+        }
 
     def state(self, step: int) -> dict[str, Any]:
         """The state as this rank holds it; complete only if every rank holds the whole state."""
@@ -92,10 +100,10 @@ class Parts:
             return Snapshot(step=step, tree=self.state(step) if is_rank0 else {}, shards={})
         from dtj.checkpoint import sharded  # noqa: PLC0415 - half a second of imports that DDP does not need
 
-        mine, shards = sharded.extract_tensors(self.rank_state())
-        if self._strategy.layout.data_rank > 0:  # running statistics differ: those of the first are saved
-            for path in self._buffers():
-                shards.pop(path, None)
+        states = self.rank_state()
+        for part, name in self._buffers_of_others():
+            states[part][name] = states[part][name].to("meta")
+        mine, shards = sharded.extract_tensors(states)
         trees = [mine]  # of all ranks
         if group is not None:
             trees = exchange.gather(mine, group=group)
@@ -167,6 +175,7 @@ class Parts:
             "parts": {name: states[name] for name in self.user_parts},
             "extras": {name: states[name] for name in self.internal_parts},
             "parameters": self._names_of_parameters(),
+            "rates": dict(self.rates),
             "tied": {
                 name: self._strategy.tied[part]
                 for name, part in self.user_parts.items()
@@ -174,14 +183,18 @@ class Parts:
             },
         }
 
-    def _buffers(self) -> list[str]:
-        """The paths of the models' buffers, but for sharded ones."""
+    def _buffers_of_others(self) -> list[tuple[str, str]]:
+        """(part, name in its state) of the models' buffers that another rank saves. No sharded ones.
+
+        Ranks with other samples have other running statistics: those of the first are saved.
+        """
+        is_first = self._strategy.layout.data_rank == 0
         return [
-            f"{part}/{name}"
+            (part, name)
             for part, model in self.user_parts.items()
             if isinstance(model, nn.Module)
-            for name, buffer in named_buffers(model)
-            if not hasattr(buffer, "placements")
+            for name, module, buffer in named_buffers(model)
+            if not hasattr(buffer, "placements") and not (is_first and self._strategy.updates(module))
         ]
 
     def _names_of_parameters(self, named: Named = named_parameters) -> dict[str, list[str]]:
@@ -226,6 +239,11 @@ class Parts:
         else:
             found = sharded.load_tensors(whole, shards, plan)
         return found
+
+
+def _rate_of(group: Mapping[str, Any]) -> float | None:
+    rate = group.get("initial_lr", group.get("lr"))
+    return None if rate is None else float(rate)
 
 
 def _state_of(part: Stateful) -> Any:

@@ -58,7 +58,8 @@ def write(pending: Location, step: int, tensors: Tensors, *, group: Any) -> None
 class LoadPlan:
     """Which tensors of a saved state this rank loads, and how they are sharded.
 
-    parts  name -> model, optimizer, or anything else; its tensors are loaded as it has them now, else whole
+    parts  name -> model, optimizer, or anything else; its tensors are loaded as it has them now, or as its
+           method `templates` says, else whole
     keeps  parameter -> True if this rank keeps its optimizer state
     """
 
@@ -68,7 +69,7 @@ class LoadPlan:
             path: tensor
             for name, part in parts.items()
             if not isinstance(part, Optimizer)
-            for path, tensor in placeholders.extract(state_of(part), name)[1]
+            for path, tensor in placeholders.extract(_templates_of(part), name)[1]
         }
         self._parameters = {
             name: [p for group in part.param_groups for p in group["params"]]
@@ -101,6 +102,10 @@ class LoadPlan:
                 parameters: list[nn.Parameter] = self._parameters[name]
                 return parameters[int(number)] if int(number) < len(parameters) else None
         return None
+
+
+def _templates_of(part: Any) -> Any:
+    return part.templates() if hasattr(part, "templates") else state_of(part)
 
 
 WHOLE = LoadPlan({}, keeps=lambda _: True)  # all tensors, none of them sharded

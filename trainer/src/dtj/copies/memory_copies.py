@@ -63,6 +63,7 @@ class MemoryCopies:
         self._has_space = False
         self._interval_s = _LEAST_INTERVAL_S
         self._copied_at = self.checkpointer.clock()
+        self._seals_later = False  # as any rank has a large copy
         self._sealing: threading.Thread | None = None
 
     def wants_copy(self) -> bool:
@@ -86,23 +87,29 @@ class MemoryCopies:
         """
         if self._every == 0 or self.is_needless() or not self.checkpointer.parts.user_parts:
             return
+        if self._seals_later:
+            self._wait_for_seals(group)
         packed = self._pack()
         if not self._fits(packed.length if packed else 0, group) or packed is None:
             return
-        if self._sealing is not None:
-            self._sealing.join()
         oldest = slot.by_age(self.slots)[0]
         try:
             payload = oldest.fill(packed.length, packed.fill)
         except (OSError, ValueError, RuntimeError) as error:
             self._turn_off(str(error))
             return
-        if packed.length <= _SEALED_AT_ONCE:
-            self._seal(oldest, self._label_of(step), payload, began)
-        else:  # no daemon: a process that ends waits for it
-            what = (oldest, self._label_of(step), payload, began)
+        what = (oldest, self._label_of(step), payload, began)
+        if self._seals_later:  # no daemon: a process that ends waits for it
             self._sealing = threading.Thread(target=self._seal, args=what, name="checksum")
             self._sealing.start()
+        else:
+            self._seal(*what)
+
+    def _wait_for_seals(self, group: "dist.ProcessGroup | None") -> None:
+        """Until all ranks have the last copy: to replace the older one now could leave none in common."""
+        if self._sealing is not None:
+            self._sealing.join()
+        exchange.all_gather_numbers([0], group=group)
 
     def _seal(self, filled: Slot, label: Label, payload: memoryview, began: float) -> None:
         filled.seal(label, payload)
@@ -185,14 +192,16 @@ class MemoryCopies:
         self.checkpointer.say(f"resuming from memory, step {age[1]}")
 
     def _fits(self, length: int, group: "dist.ProcessGroup | None") -> bool:
-        """Whether all ranks have memory for two copies; asked before the first one only."""
+        """Whether all ranks have memory for two copies; asked before the first one only, as is their size."""
         if self._has_space:
             return True
         left = space.bytes_left()
         needed = len(self.slots) * length - sum(each.allocated for each in self.slots)
         needed = max(0, needed) * self.checkpointer.world.local_size
         has_space = left is None or needed <= _USABLE * left
-        self._has_space = all(row[0] for row in exchange.all_gather_numbers([has_space], group=group))
+        table = exchange.all_gather_numbers([has_space, length > _SEALED_AT_ONCE], group=group)
+        self._has_space = all(row[0] for row in table)
+        self._seals_later = any(row[1] for row in table)
         if not self._has_space:
             self._is_off, self._every = True, 0
             own = f"{needed / _GIB:.1f} GiB, {(left or 0) / _GIB:.1f} GiB are left"

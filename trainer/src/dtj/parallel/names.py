@@ -24,11 +24,13 @@ def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         yield _plain(name, wrapped), parameter
 
 
-def named_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """As the method of a module, with the names of `state_of`, and each name of a buffer that has several."""
+def named_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
+    """Each buffer that is saved: its name in `state_of`, its module and itself; once for each name."""
     wrapped = _wrapped(model)
-    for name, buffer in model.named_buffers(remove_duplicate=False):
-        yield _plain(name, wrapped), buffer
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield _plain(f"{path}.{name}" if path else name, wrapped), module, buffer
 
 
 def state_of(part: Any) -> Any:

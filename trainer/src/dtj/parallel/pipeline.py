@@ -40,6 +40,7 @@ class Pipeline(Strategy):
         self._output: torch.Tensor | None = None  # of the last stage, while the loss runs on it
         self._is_capturing = False
         self._own: list[nn.Parameter] = []  # of this stage
+        self._others: set[nn.Module] = set()  # that only other stages use
         self._schedules: dict[Any, Any] = {}
         self._shape: torch.Size | None = None  # of a sample
 
@@ -59,12 +60,17 @@ class Pipeline(Strategy):
         self._chain = _Chain([call for call, _ in stages[self._stage]], self)
         users = users_of(stages)
         keep_own(model, stages, stage=self._stage, device=self.device)
-        self._changing = buffers.owners(modules_of(stages[self._stage]))
+        own = modules_of(stages[self._stage])
+        self._changing = buffers.owners(own)
+        self._others = {module for pieces in stages for module in modules_of(pieces)} - set(own)
         self._tied = self._tie(users)
         model.forward = self._forward
         self._model = model
         self._own = [p for p in model.parameters() if not p.is_meta]
         return model
+
+    def updates(self, module: nn.Module) -> bool:
+        return module not in self._others
 
     def accumulate(self, weighted_loss: WeightedLoss, micro_batches: Sequence[Any]) -> torch.Tensor:
         is_first, is_last = self._stage == 0, self._stage == self._stages - 1

@@ -72,12 +72,9 @@ def keep_own(
 ) -> None:
     """Move this stage's weights to the device. Others become meta tensors: names and numbers stay the same.
 
-    So do buffers that are saved and that another stage alone uses: it alone updates them, and saves them.
     RecipeError for a parameter that is in no piece.
     """
     users = users_of(stages)
-    own = set(modules_of(stages[stage]))
-    others = {module for pieces in stages for module in modules_of(pieces)} - own
     stray = [name for name, p in model.named_parameters() if p not in users]
     if stray:
         raise RecipeError(
@@ -96,5 +93,4 @@ def keep_own(
                     )
                 module.register_parameter(name, emptied[parameter])
         for name, buffer in list(module.named_buffers(recurse=False)):
-            is_others = module in others and name not in module._non_persistent_buffers_set
-            setattr(module, name, buffer.to("meta" if is_others else device))
+            setattr(module, name, buffer.to(device))

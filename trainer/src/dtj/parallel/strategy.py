@@ -186,6 +186,10 @@ class Strategy:
         losses.append(_backward(weighted_loss(last)))
         return sum(losses[1:], start=losses[0])
 
+    def updates(self, module: nn.Module) -> bool:
+        """Whether this rank runs the module, which changes its running statistics."""
+        return True
+
     def begin_backward(self) -> None:
         """Called before the first backward of a pass."""
 

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import nn
@@ -54,11 +53,15 @@ class EMA:
         """The averages by the names of the parameters."""
         return dict(self._averages)
 
+    def templates(self) -> dict[str, torch.Tensor]:
+        """How an average is sharded, also that of a layer that the model does not train yet."""
+        return self._weights
+
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         for name in (each for each in self._weights if each in state):
             self._averages.setdefault(name, self._weights[name].clone())
         for name, average in self._averages.items():
-            average.copy_(_sharded_as(average, state[name]))
+            average.copy_(state[name])
 
     def _begin(self) -> None:
         """An average of a layer that is trained now begins with the present weight."""
@@ -72,13 +75,3 @@ class EMA:
             kept = average.clone()
             average.copy_(self._weights[name])
             self._weights[name].copy_(kept)
-
-
-def _sharded_as(average: Any, saved: Any) -> torch.Tensor:
-    """This rank's shard of an average that was read whole: the model did not train this layer yet."""
-    if not hasattr(average, "placements") or hasattr(saved, "placements"):
-        return saved  # type: ignore[no-any-return]
-    from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415
-
-    there = saved.to(average.device_mesh.device_type)
-    return distribute_tensor(there, average.device_mesh, average.placements, src_data_rank=None)
