@@ -364,6 +364,7 @@ def test_rank_that_fails_once_the_replicas_that_decide_are_done_does_not_fail_it
     job = Pods(start, tmp_path, replicas=2, DTJ_SUCCESS_REPLICAS=0)
     pods = [job.run(index, program=script) for index in range(2)]
     assert pods[0].wait().code == 0, pods[0].err
+    wait_for(lambda: job.status(1).get("ranks"), "its agent to start it, or to answer")
     os.kill(job.status(1)["ranks"][0]["pid"], signal.SIGKILL)
     ended = pods[1].wait()
     assert ended.code == 0, ended.err
