@@ -59,7 +59,7 @@ class LoadPlan:
     """Which tensors of a saved state this rank loads, and how they are sharded.
 
     parts  name -> model, optimizer, or anything else; its tensors are loaded as it has them now, or as its
-           method `templates` says, else whole
+           method `shard_templates` says, else whole
     keeps  parameter -> True if this rank keeps its optimizer state
     """
 
@@ -105,7 +105,7 @@ class LoadPlan:
 
 
 def _templates_of(part: Any) -> Any:
-    return part.templates() if hasattr(part, "templates") else state_of(part)
+    return part.shard_templates() if hasattr(part, "shard_templates") else state_of(part)
 
 
 WHOLE = LoadPlan({}, keeps=lambda _: True)  # all tensors, none of them sharded

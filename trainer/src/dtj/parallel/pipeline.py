@@ -59,7 +59,7 @@ class Pipeline(Strategy):
         self._data_group = self._open_all(rows) if copies > 1 else None
         self._chain = _Chain([call for call, _ in stages[self._stage]], self)
         users = users_of(stages)
-        keep_own(model, stages, stage=self._stage, device=self.device)
+        keep_own(model, users, stage=self._stage, device=self.device)
         own = modules_of(stages[self._stage])
         self._changing = buffers.owners(own)
         self._others = {module for pieces in stages for module in modules_of(pieces)} - set(own)

@@ -68,13 +68,12 @@ def users_of(stages: Sequence[Sequence[Piece]]) -> dict[nn.Parameter, set[int]]:
 
 
 def keep_own(
-    model: nn.Module, stages: Sequence[Sequence[Piece]], *, stage: int, device: torch.device
+    model: nn.Module, users: dict[nn.Parameter, set[int]], *, stage: int, device: torch.device
 ) -> None:
     """Move this stage's weights to the device. Others become meta tensors: names and numbers stay the same.
 
     RecipeError for a parameter that is in no piece.
     """
-    users = users_of(stages)
     stray = [name for name, p in model.named_parameters() if p not in users]
     if stray:
         raise RecipeError(

@@ -53,7 +53,7 @@ class EMA:
         """The averages by the names of the parameters."""
         return dict(self._averages)
 
-    def templates(self) -> dict[str, torch.Tensor]:
+    def shard_templates(self) -> dict[str, torch.Tensor]:
         """How an average is sharded, also that of a layer that the model does not train yet."""
         return self._weights
 

@@ -35,7 +35,7 @@ export function logView(path) {
     try {
       const found = await ask(`${path}/log`, { replicas, log, after: last });
       if (asked !== replicas) return;
-      if (found.log !== log) clear(found.log); // the server reads anew: the page was hidden, or this is another job
+      if (found.log !== log) clear(found.log); // the server reads it from the start: the page was hidden, or this is another job
       if (found.lines.length && found.lines[0].number <= last) return; // another answer was first
       append(found.lines);
       said.textContent = found.problem ?? (lines.childElementCount ? "" : "No lines yet.");
