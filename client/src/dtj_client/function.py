@@ -2,8 +2,10 @@
 
 import ast
 import builtins
+import contextlib
 import importlib.util
 import inspect
+import linecache
 import site
 import symtable
 import sys
@@ -52,9 +54,9 @@ def _collect(name: str, value: Any, parts: dict[str, str], with_folder: bool) ->
         parts[name] = f"import {value.__name__}" + ("" if value.__name__ == name else f" as {name}")
     elif _is_plain(value):
         parts[name] = f"{name} = {value!r}"
-    elif _is_importable(value):
+    elif _is_importable(name, value):
         _refuse_local(name, value.__module__, with_folder)
-        original = value.__name__
+        original = getattr(value, "__name__", name)
         parts[name] = f"from {value.__module__} import {original}" + (
             "" if original == name else f" as {name}"
         )
@@ -65,7 +67,8 @@ def _collect(name: str, value: Any, parts: dict[str, str], with_folder: bool) ->
         source = _source(name, value)
         scope = vars(sys.modules[value.__module__])
         parts[name] = ""  # ends the recursion of functions that call each other
-        for used in _names_used(source):
+        annotated = [each for each in _names_annotated(source) if _can_import(each, scope.get(each))]
+        for used in (*_names_used(source), *annotated):
             if used not in scope or _is_of_python(used, scope[used]):
                 continue
             if used not in parts:
@@ -86,7 +89,7 @@ def _source(name: str, value: Any) -> str:
     if hasattr(value, "__wrapped__"):
         raise ClientError(f"cannot send {name}: it is wrapped by a decorator", "send the function without it")
     try:
-        source = textwrap.dedent(inspect.getsource(value)).rstrip()
+        source = textwrap.dedent(_text(value)).rstrip()
     except (OSError, TypeError) as error:
         raise ClientError(
             f"cannot send {name}: Python has no source of it", "define it in a file or in a notebook's cell"
@@ -95,6 +98,24 @@ def _source(name: str, value: Any) -> str:
     if not isinstance(definition, ast.FunctionDef | ast.ClassDef):
         raise ClientError(f"cannot send {name}: it is not a plain function", "write it with def")
     return source
+
+
+def _text(value: Any) -> str:
+    """The lines of a function or class. Raises OSError or TypeError.
+
+    inspect does not know in which cell of a notebook a class is; IPython puts the cells into linecache.
+    """
+    try:
+        return inspect.getsource(value)
+    except (OSError, TypeError):
+        cells = {name: each[2] for name, each in linecache.cache.items() if len(each) == 4}
+        for lines in [cells[name] for name in reversed(cells) if not Path(name).exists()]:  # the last counts
+            with contextlib.suppress(SyntaxError):  # of another cell
+                for node in ast.parse("".join(lines)).body:
+                    if isinstance(node, ast.ClassDef) and node.name == value.__qualname__:
+                        first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+                        return "".join(lines[first - 1 : node.end_lineno])
+        raise
 
 
 def _names_used(source: str) -> Iterator[str]:
@@ -108,6 +129,13 @@ def _names_used(source: str) -> Iterator[str]:
             outer = not symbol.is_assigned() if table is whole else symbol.is_global()
             if outer and symbol.is_referenced():
                 yield symbol.get_name()
+
+
+def _names_annotated(source: str) -> list[str]:
+    """The names in the types of a class's fields: dataclasses reads some of them, such as ClassVar."""
+    classes = (each for each in ast.walk(ast.parse(source)) if isinstance(each, ast.ClassDef))
+    types = (each.annotation for kind in classes for each in kind.body if isinstance(each, ast.AnnAssign))
+    return sorted({each.id for of in types for each in ast.walk(of) if isinstance(each, ast.Name)})
 
 
 def _is_of_python(name: str, value: object) -> bool:
@@ -145,9 +173,16 @@ def _is_plain(value: object) -> bool:
         return False
 
 
-def _is_importable(value: Any) -> bool:
-    """Whether another process gets a function or class by importing it."""
-    module, name = getattr(value, "__module__", None), getattr(value, "__name__", "")
+def _can_import(name: str, value: Any) -> bool:
+    """Whether another process gets what a name stands for by an import."""
+    if isinstance(value, ModuleType):
+        return _is_installed(value.__name__)
+    return _is_importable(name, value)
+
+
+def _is_importable(name: str, value: Any) -> bool:
+    """The same for what is not a module itself."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__name__", name)
     if module in (None, "__main__") or getattr(sys.modules.get(module), name, None) is not value:
         return False
     return _is_installed(module)

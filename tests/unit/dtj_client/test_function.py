@@ -3,11 +3,14 @@
 import builtins
 import functools
 import json
+import linecache
 import string as letters
+import sys
 import xml.dom as dom
 import xml.dom.minidom
 from collections.abc import Callable
 from math import pow, sqrt  # noqa: A004 - a test is about such names
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -62,6 +65,38 @@ def test_names_that_python_has_too_are_those_of_the_module(capsys: pytest.Captur
     exec(compile(program, "run.py", "exec"), {"__name__": "__main__"})
     assert json.loads(capsys.readouterr().out) == [7, 4.0, 1, "__main__", True, "a", 3]
     assert "import xml.dom.minidom\n" in program
+
+
+CELL = """
+import dataclasses as d
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar, Optional
+@dataclass
+class Options:
+    of: ClassVar[int] = 1
+    _: KW_ONLY
+    seeds: d.InitVar[int] = 0
+    rate: Optional["Missing"] = None
+def uses_options():
+    print([each.name for each in d.fields(Options)], Options(seeds=1))
+"""
+
+
+def test_class_of_a_cell_has_the_same_fields(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """inspect finds no source of it, as in a notebook, whose cells IPython gives to linecache."""
+    notebook, sent = ModuleType("of_a_notebook"), ModuleType("sent")
+    for module in (notebook, sent):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    for name, cell in (("<1>", CELL.replace("of:", "old:")), ("<2>", CELL), ("<3>", "class Options(:")):
+        monkeypatch.setitem(linecache.cache, name, (len(cell), None, cell.splitlines(keepends=True), name))
+    exec(compile(CELL, "<2>", "exec"), vars(notebook))
+    program = as_program(notebook.uses_options)
+    exec(compile(program, "run.py", "exec"), vars(sent))
+    sent.uses_options()
+    assert capsys.readouterr().out == "['rate'] Options(rate=None)\n"
+    assert "old" not in program
 
 
 def test_annotations_are_not_sent() -> None:
