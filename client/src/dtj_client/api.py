@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 
-from dtj_client import delivery, manifest, submission
+from dtj_client import delivery, manifest
 from dtj_client.errors import ClientError
 from dtj_client.function import as_program
 from dtj_client.job import Job
@@ -43,7 +43,8 @@ def submit(  # noqa: PLR0913 - the options of a command line
 ) -> Job:
     """Run a program or a function on each replica of a new job, and return the job. Raises ClientError.
 
-    Warns of files of the folder that are not sent: links, and what looks like a secret.
+    Warns of files of the folder that are not sent: links, and what looks like a secret; and if it writes the
+    number of processes, because the program is only one for all GPUs of its pod.
 
     program      a file such as train.py, another command, or a function, whose source is sent
     arguments    of the program; of a function: numbers, strings, and lists and dictionaries of these
@@ -83,18 +84,13 @@ def submit(  # noqa: PLR0913 - the options of a command line
     kubectl = kubectl or Kubectl()
     extra: dict[str, str] = {}
     if callable(program):
-        source = as_program(program, *arguments, with_folder=folder is not None)
         file = f"run_{program.__name__}.py"
-        extra[file] = source
+        extra[file] = as_program(program, *arguments, with_folder=folder is not None)
         command = [file]
     else:
         _check("program", program, (str, Path), "a file, another command, or a function")
         command = [str(program), *map(str, arguments)]
         folder = folder or "."
-    if requirements and not code:
-        raise ClientError(
-            "requirements go with the code", "the image that has the code needs its packages too"
-        )
     request = manifest.Request(
         name=name or manifest.new_name(command[0].removeprefix("run_") if extra else command[0]),
         command=command,
@@ -110,17 +106,12 @@ def submit(  # noqa: PLR0913 - the options of a command line
         queue=queue,
         requirements=read(requirements, Path(folder or ".")) if requirements else None,
     )
-    if request.requirements:
-        extra[request.requirements.path] = request.requirements.text
     part = find(kubectl, template).job if template else {}
-    if code or extra:
-        where = None if folder is None else Path(folder)
-        sent = delivery.prepare(request, part, where, extra, claim=code_claim)
-        for sentence in sent.left_behind():
-            warnings.warn(sentence, stacklevel=2)
-        stored = delivery.submit(kubectl, sent)
-    else:
-        stored = submission.create(kubectl, manifest.job(request, with_code=False, template=part))
+    where = None if folder is None else Path(folder)
+    sent = delivery.prepare(request, part, where, extra, code=code, claim=code_claim)
+    for sentence in sent.notes():
+        warnings.warn(sentence, stacklevel=2)
+    stored = delivery.submit(kubectl, sent)
     return Job(stored["metadata"]["name"], kubectl)
 
 

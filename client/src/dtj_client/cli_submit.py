@@ -159,7 +159,6 @@ def submit(
       kubectl dtj submit -f job.yaml --name second-try
     """  # noqa: D301
     kubectl: Kubectl = context.obj
-    sent: Delivery | None = None
     others: list[Json] = []
     if file:
         _refuse_options_of_a_program(context)
@@ -167,17 +166,18 @@ def submit(
         if name:
             job["metadata"] = {**job["metadata"], "name": name}
         kubectl = kubectl.in_namespace(job["metadata"].get("namespace", ""))
+        sent = Delivery(job=job)
     else:
-        job, sent = _from_folder(kubectl, command, name=name, dry_run=dry_run, output=output, **given)
+        sent = _from_folder(kubectl, command, name=name, dry_run=dry_run, output=output, **given)
     if dry_run:
-        code = sent.config_map if sent else None
-        click.echo(_text([*others, *([] if code is None else [code]), job], output or "yaml"))
-        if sent and sent.place:
+        code = [sent.config_map] if sent.config_map else []
+        click.echo(_text([*others, *code, sent.job], output or "yaml"))
+        if sent.place:
             click.echo("--dry-run copies nothing into the claim: submit without this option", err=True)
         return 0
     for each in others:
         click.echo(kubectl.apply(each), err=True)
-    stored = delivery.submit(kubectl, sent, bar) if sent else submission.create(kubectl, job)
+    stored = delivery.submit(kubectl, sent, bar)
     made = stored["metadata"]["name"]
     click.echo(
         _text([stored], output)
@@ -212,45 +212,28 @@ def _from_folder(  # noqa: PLR0913 - the options of a command line
     dry_run: bool,
     output: str | None,
     **given: Any,
-) -> tuple[Json, Delivery | None]:
-    """The job, and how its code gets into the pods."""
+) -> Delivery:
     if not command:
         raise click.UsageError("name a program, such as: -- train.py; or a file with a job: -f job.yaml")
     wrong = [each for each in env if "=" not in each[1:]]
     if wrong:
         raise click.UsageError(f"--env {wrong[0]}: write NAME=VALUE")
-    if code_claim and no_code:
-        raise click.UsageError("--code-claim goes with the code, and --no-code sends none")
-    if requirements and no_code:
-        raise click.UsageError("--requirements goes with the code; an image with the code has its packages")
-    packages = read(requirements, Path.cwd()) if requirements else None
     request = manifest.Request(
         name=name or manifest.new_name(command[0]),
         command=command,
         env=dict(each.split("=", 1) for each in env),
-        requirements=packages,
+        requirements=read(requirements, Path.cwd()) if requirements else None,
         **given,
     )
     part = find(kubectl, template).job if template else {}
-    sent = None
-    if no_code:
-        job = manifest.job(request, with_code=False, template=part)
-    else:
-        extra = {packages.path: packages.text} if packages else None
-        sent = delivery.prepare(request, part, Path.cwd(), extra, claim=code_claim, bar=bar)
-        job = sent.job
+    sent = delivery.prepare(request, part, Path.cwd(), code=not no_code, claim=code_claim, bar=bar)
     if template and dry_run and output in (None, "yaml"):
         words = manifest.asked(request, with_code=not no_code, template=part)
-        for path, origin in origins(job, {"command line": words, f"template {template}": part}):
+        for path, origin in origins(sent.job, {"command line": words, f"template {template}": part}):
             click.echo(f"# {path}: {origin}")
-    if sent:
-        _say_what_goes_along(sent)
-    return job, sent
-
-
-def _say_what_goes_along(sent: Delivery) -> None:
-    for sentence in (str(sent), *sent.left_behind()):
+    for sentence in (*([] if no_code else [str(sent)]), *sent.notes()):
         click.echo(sentence, err=True)
+    return sent
 
 
 def _text(objects: list[Json], output: str) -> str:

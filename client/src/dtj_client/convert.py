@@ -42,9 +42,7 @@ def convert(text: str) -> list[Converted]:
     """Convert the PyTorchJobs, TrainJobs and Jobs of a file, or an sbatch script. Raises ClientError."""
     if re.search(r"^#SBATCH\s", text, re.MULTILINE):
         script = slurm.parse(text)
-        made = _finished(script.name, script.spec, script.notes, {})
-        _count_processes(made)
-        return [_with_values_to_write(made)]
+        return [_with_values_to_write(_finished(script.name, script.spec, script.notes, {}))]
     try:
         found: list[Json] = [each for each in objects(text) if isinstance(each, dict) and each.get("kind")]
     except yaml.YAMLError as error:
@@ -113,8 +111,8 @@ def _object(old: Json, runtimes: Json) -> Converted:
         )
     if QUEUE_LABEL in (metadata.get("labels") or {}) and spec.pop("suspend", None):
         notes.append("left out: suspend: true: Kueue keeps the job waiting until it admits it")
-    new = _finished(metadata.pop("name", None) or "converted", spec, notes, metadata)
-    _count_processes(new, of_pods=kind == "PyTorchJob")
+    name = metadata.pop("name", None) or "converted"
+    new = _finished(name, spec, notes, metadata, of_pods=kind == "PyTorchJob")
     new.notes += [f"not carried over: {each}" for each in _left(rest, old)]
     return new
 
@@ -127,7 +125,7 @@ def _left(rest: Json, old: Json) -> Iterator[str]:
             yield f"{path}: {value}"
 
 
-def _finished(name: str, spec: Json, notes: list[str], metadata: Json) -> Converted:
+def _finished(name: str, spec: Json, notes: list[str], metadata: Json, *, of_pods: bool = False) -> Converted:
     """The job; its container is named trainer, and torchrun has only what the operator does not set."""
     pod = spec.setdefault("template", {}).setdefault("spec", {})
     for key in ("restartPolicy", "hostname", "subdomain"):
@@ -155,23 +153,20 @@ def _finished(name: str, spec: Json, notes: list[str], metadata: Json) -> Conver
     words = [*(trainer.get("command") or ()), *(trainer.get("args") or ())]
     on_cpus = amounts.is_on_cpus(trainer)
     accelerated = partial(accelerate.clean, on_cpus=on_cpus)
-    if launched := torchrun.clean(words) or torchrun.in_a_shell(words):
+    of_torchrun = torchrun.clean(words) or torchrun.in_a_shell(words)
+    if launched := of_torchrun or accelerated(words) or torchrun.in_a_shell(words, accelerated):
         trainer["command"] = launched.words
         trainer.pop("args", None)
-        notes += launched.notes
+        notes += [*launched.notes, *([accelerate.ON_CPUS] if on_cpus and not of_torchrun else [])]
+        if not of_torchrun:
+            spec.pop("processesPerReplica", None)  # the number of launchers: ranks are as many as GPUs
         if launched.processes:  # more than the tasks of Slurm, each of which would start these
-            spec["processesPerReplica"] = launched.processes
-    elif launched := accelerated(words) or torchrun.in_a_shell(words, accelerated):
-        trainer["command"] = launched.words
-        trainer.pop("args", None)
-        notes += [*launched.notes, *([accelerate.ON_CPUS] if on_cpus else [])]
-        spec.pop("processesPerReplica", None)  # the number of launchers: ranks are as many as GPUs
-        if launched.processes:
             spec["processesPerReplica"] = launched.processes
     elif words and str(words[0]).rpartition("/")[2] == "deepspeed":
         notes.append(f"{launchers.DEEPSPEED}: {launchers.DEEPSPEED_FIX}")
     elif any(re.search(r"torchrun|torch\.distributed|accelerate launch", str(word)) for word in words):
         notes.append("check the shell text: the operator sets what --nnodes, --node-rank and --rdzv-* say")
+    notes += filter(None, [launchers.count_processes(spec, of_pods=of_pods)])
     job = {
         "apiVersion": "dtj.dev/v1alpha1",
         "kind": "DistributedTrainingJob",
@@ -233,36 +228,6 @@ def _pytorchjob(old: Json, spec: Json, notes: list[str]) -> None:
         }
     if not spec["recovery"]:
         del spec["recovery"]
-
-
-def _count_processes(new: Converted, *, of_pods: bool = False) -> None:
-    """Let a command that starts one process be one rank, however many GPUs its pod has.
-
-    of_pods  RANK and WORLD_SIZE count pods, as in a PyTorchJob that names no number of processes
-    """
-    spec, notes = new.job["spec"], new.notes
-    trainer = next(c for c in spec["template"]["spec"]["containers"] if c["name"] == "trainer")
-    words = [str(word) for word in (*(trainer.get("command") or ()), *(trainer.get("args") or ()))]
-    gpus = amounts.counted(amounts.limits_of(trainer))
-    if spec.get("processesPerReplica", "auto") != "auto" or sum(map(int, gpus.values())) < 2 or not words:
-        return
-    program = words[0].rpartition("/")[2]
-    if re.fullmatch(r"python[0-9.]*", program) and not torchrun.clean(words) and not accelerate.clean(words):
-        spec["processesPerReplica"] = 1
-        notes.append(
-            "processesPerReplica: 1: one process in each pod, as before; with torchrun or dtj run as the "
-            "command each GPU has one without this line"
-        )
-    elif not of_pods or program not in torchrun.SHELLS:
-        return
-    elif re.search(r"\$\{?(RANK|WORLD_SIZE)\b", " ".join(words)):
-        spec["processesPerReplica"] = 1
-        notes.append("processesPerReplica: 1: RANK and WORLD_SIZE in the command count pods")
-    else:
-        notes.append(
-            "RANK and WORLD_SIZE count ranks, in a PyTorchJob pods: a script that uses them to say where its "
-            "pod is needs NODE_RANK and NNODES, or processesPerReplica: 1"
-        )
 
 
 def _restart_policy(replicas: Json, spec: Json, notes: list[str]) -> None:

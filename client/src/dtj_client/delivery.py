@@ -9,8 +9,10 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from dtj_client import archive, manifest, submission
+from dtj_client.archive import Archive
 from dtj_client.errors import ClientError
 from dtj_client.kubectl import Json, Kubectl
+from dtj_client.launchers import count_processes
 from dtj_client.manifest import InClaim, Request
 from dtj_client.progress import Progress, ignore
 from dtj_client.torchrun import SHELLS
@@ -23,19 +25,24 @@ Bar = Callable[[str], AbstractContextManager[Progress]]
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery:
-    """A job with its code.
+    """A job, and how its code gets into the pods.
 
+    archive     None: the image has the code
     place       where the archive will be; None: in the ConfigMap
     config_map  None: the code goes into the claim
+    note        about a field of the job that follows from the program; empty: there is none
     """
 
     job: Json
-    archive: archive.Archive
+    archive: Archive | None = None
     place: InClaim | None = None
     config_map: Json | None = None
+    note: str = ""
 
     def __str__(self) -> str:
         """What is sent, where to, and why."""
+        if self.archive is None:
+            return "sending no code"
         count = len(self.archive.files)
         size = f"{count} file{'' if count == 1 else 's'}, {len(self.archive.data) / 1024:.0f} KiB"
         if self.place is None:
@@ -43,15 +50,15 @@ class Delivery:
         why = f"a ConfigMap has at most {archive.LIMIT >> 10} KiB"
         return f"sending {size}, through claim {self.place.claim}, because {why}"
 
-    def left_behind(self) -> Iterator[str]:
-        """Yield a sentence about the secrets that are not sent, and one about the links."""
-        for why, paths in (
-            ("they look like secrets", self.archive.secrets),
-            ("they are links", self.archive.links),
-        ):
+    def notes(self) -> Iterator[str]:
+        """Yield a sentence about the secrets that are not sent, one about the links, and the note."""
+        found = (self.archive.secrets, self.archive.links) if self.archive else ((), ())
+        for why, paths in zip(("they look like secrets", "they are links"), found, strict=True):
             if paths:
                 more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
                 yield f"not sent, because {why}: {', '.join(paths[:NAMED])}{more}"
+        if self.note:
+            yield self.note
 
 
 def quiet(_label: str) -> AbstractContextManager[Progress]:
@@ -65,15 +72,33 @@ def prepare(
     folder: Path | None,
     extra: Mapping[str, str] | None = None,
     *,
+    code: bool = True,
     claim: str = "",
     bar: Bar = quiet,
 ) -> Delivery:
-    """Pack the folder and make the job. Raises ClientError.
+    """Make the job, and pack what it needs. Raises ClientError.
 
+    code   False: the image has the code, so that only `extra` is sent
     claim  for code that is too large for a ConfigMap; empty: that of the checkpoints, if the job has one
     """
+    for what, given in (("requirements", request.requirements), ("a claim for code", claim)):
+        if given and not code:
+            fix = "leave it out: an image that has the code has its packages, too"
+            raise ClientError(f"no code is sent, so there is no use for {what}", fix)
+    if code or extra:
+        made = _pack(request, template, folder, extra or {}, claim, bar)
+    else:
+        made = Delivery(job=manifest.job(request, with_code=False, template=template))
+    return replace(made, note=count_processes(made.job["spec"]))
+
+
+def _pack(
+    request: Request, template: Json, folder: Path | None, extra: Mapping[str, str], claim: str, bar: Bar
+) -> Delivery:
+    if packages := request.requirements:
+        extra = {**extra, packages.path: packages.text}
     if folder is not None:
-        _check_file(request.command[0], folder, extra or {})
+        _check_file(request.command[0], folder, extra)
     job = manifest.job(request, with_code=True, template=template)
     claim = claim or _claim_of(job)
     with bar("packing") as progress:
@@ -102,7 +127,7 @@ def _check_file(program: str, folder: Path, extra: Mapping[str, str]) -> None:
     raise ClientError(f"there is no file {program} in {where}", fix)
 
 
-def _check_program(program: str, packed: archive.Archive) -> None:
+def _check_program(program: str, packed: Archive) -> None:
     """Raise ClientError if a Python file would be missing in the pods."""
     if program.endswith(".py") and os.path.normpath(program) not in packed.files:
         raise ClientError(
@@ -141,7 +166,7 @@ def _check_line_ends(program: str, folder: Path, *, begin: bytes = b"") -> None:
 
 def submit(kubectl: Kubectl, delivery: Delivery, bar: Bar = quiet) -> Json:
     """Copy the code if it goes into a claim, create the job, and return it as stored. Raises ClientError."""
-    if delivery.place is not None:
+    if delivery.place and delivery.archive:
         with bar("copying") as progress:
             upload(kubectl, delivery.job, delivery.place, delivery.archive.data, progress)
     return submission.create(kubectl, delivery.job, delivery.config_map)

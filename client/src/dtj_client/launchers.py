@@ -8,8 +8,9 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from dtj_client import accelerate, torchrun
+from dtj_client import accelerate, amounts, torchrun
 from dtj_client.errors import ClientError
+from dtj_client.kubectl import Json
 
 DEEPSPEED = "deepspeed starts ranks on other machines by ssh, or else trains in each pod for itself"
 DEEPSPEED_FIX = (
@@ -46,6 +47,36 @@ def for_pods(words: Sequence[str], replicas: int, *, on_cpus: bool) -> list[str]
                     f"leave out what the job says: -- {left}",
                 )
     return list(words)
+
+
+def count_processes(spec: Json, *, of_pods: bool = False) -> str:
+    """Let a command that starts one process be one rank, however many GPUs its pod has; return a note.
+
+    of_pods  RANK and WORLD_SIZE count pods, as in a PyTorchJob that names no number of processes
+    """
+    trainer = next(c for c in spec["template"]["spec"]["containers"] if c["name"] == "trainer")
+    words = [str(word) for word in (*(trainer.get("command") or ()), *(trainer.get("args") or ()))]
+    gpus = amounts.counted(amounts.limits_of(trainer)).values()
+    if spec.get("processesPerReplica", "auto") != "auto" or not words:
+        return ""
+    if sum(int(each) for each in gpus if str(each).isdecimal()) < 2:
+        return ""
+    program = words[0].rpartition("/")[2]
+    if re.fullmatch(r"python[0-9.]*", program) and not torchrun.clean(words) and not accelerate.clean(words):
+        spec["processesPerReplica"] = 1
+        return (
+            f"processesPerReplica: 1: {program} starts one process in each pod; with torchrun or dtj run as "
+            "the command each GPU has one without this line"
+        )
+    if not of_pods or program not in torchrun.SHELLS:
+        return ""
+    if re.search(r"\$\{?(RANK|WORLD_SIZE)\b", " ".join(words)):
+        spec["processesPerReplica"] = 1
+        return "processesPerReplica: 1: RANK and WORLD_SIZE in the command count pods"
+    return (
+        "RANK and WORLD_SIZE count ranks, in a PyTorchJob pods: a script that uses them to say where its "
+        "pod is needs NODE_RANK and NNODES, or processesPerReplica: 1"
+    )
 
 
 def _is_for_one_machine(name: str, value: str, replicas: int) -> bool:

@@ -44,7 +44,6 @@ def run(*words: str) -> int:
         (["submit", "--env", "=1", "--", "train.py"], "--env =1: write NAME=VALUE"),
         (["submit", "-f", "job.yaml", "--", "train.py"], "the file has the command"),
         (["submit", "-f", "job.yaml", "--gpus", "2"], "--gpus does not go with -f"),
-        (["submit", "--no-code", "--code-claim=runs", "--", "train.py"], "--no-code sends none"),
         (
             ["wait", "digits", "--timeout=10 minutes"],
             "'10 minutes' is not a duration: write seconds, or such as",

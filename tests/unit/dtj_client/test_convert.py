@@ -509,7 +509,7 @@ def test_accelerate_launch_has_its_option_for_cpus() -> None:
     [
         ('[bash, -c, "run --machine_rank $RANK --num_machines ${WORLD_SIZE}"]', 1, "the command count pods"),
         ("[bash, train.sh]", None, "needs NODE_RANK and NNODES, or processesPerReplica: 1"),
-        ("[/opt/conda/bin/python3.11, train.py]", 1, "one process in each pod, as before"),
+        ("[/opt/conda/bin/python3.11, train.py]", 1, "starts one process in each pod"),
         ("[python, -m, torch.distributed.run, train.py]", None, ""),
         ("[/opt/train, --fast]", None, ""),
     ],
@@ -546,7 +546,7 @@ spec:
     for text in (job, f"#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\nsrun {program} main.py\n"):
         found = only(text)
         assert found.job["spec"].get("processesPerReplica") == processes
-        assert any("one process in each pod, as before" in each for each in found.notes) is bool(processes)
+        assert any("starts one process in each pod" in each for each in found.notes) is bool(processes)
 
 
 def test_job_of_a_workflow_in_a_queue_loses_its_owner() -> None:

@@ -50,6 +50,23 @@ def test_large_code_goes_into_a_claim(folder: Path, template: Json, claim: str, 
     assert f"/code/{made.place.path}" in pod["initContainers"][0]["command"][2]
 
 
+def test_claim_for_code_is_refused_without_code(tmp_path: Path) -> None:
+    with pytest.raises(ClientError, match="no code is sent, so there is no use for a claim for code"):
+        api.submit("train.py", code=False, code_claim="runs", folder=tmp_path)
+
+
+@pytest.mark.parametrize("code", [True, False])
+def test_python_is_one_rank_in_a_pod_with_several_gpus(tmp_path: Path, code: bool) -> None:
+    """Else the operator would count a rank for each GPU, of which only one would start."""
+    for words, processes in ((["python", "train.py"], 1), (["torchrun", "train.py"], None)):
+        request = Request(name="digits", command=words, gpus=4)
+        made = delivery.prepare(request, {}, tmp_path, code=code)
+        assert made.job["spec"].get("processesPerReplica") == processes
+        assert [note.partition(";")[0] for note in made.notes()] == [
+            f"processesPerReplica: {processes}: python starts one process in each pod"
+        ] * bool(processes)
+
+
 def test_variables_from_python_may_be_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").touch()
     sent: list[delivery.Delivery] = []

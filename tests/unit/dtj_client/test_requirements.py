@@ -100,8 +100,8 @@ def test_dry_run_shows_the_installer_and_no_code_refuses_it(
     assert code["kind"] == "ConfigMap"
     with pytest.raises(SystemExit) as ended:
         main([*words, "--no-code", "--", "train.py"])
-    assert ended.value.code == 2
-    assert "goes with the code" in capsys.readouterr().err
+    assert ended.value.code == 1
+    assert "no use for requirements" in capsys.readouterr().err
 
 
 def test_file_as_powershell_writes_it(tmp_path: Path) -> None:
