@@ -46,12 +46,14 @@ class Line:
         return f"{self.replica}| {self.text}"
 
 
-def parse(replica: int, lines: Iterable[str]) -> Iterator[Line]:
+def parse(replica: int, lines: Iterable[str], *, drawings: bool = True) -> Iterator[Line]:
     """Yield the lines of `kubectl logs --timestamps`.
 
     A progress bar draws its line again after a carriage return: each drawing becomes a line, as it does under
     dtj. A line without a time, such as the kubelet's about a log that it does not have, has that of the line
     before.
+
+    drawings  False: of a progress bar only the last state
     """
     at = ""
     for raw in lines:
@@ -60,7 +62,8 @@ def parse(replica: int, lines: Iterable[str]) -> Iterator[Line]:
             at, text = utc(found["at"]), text[found.end() :]
         elif not text:
             continue
-        for part in [each for each in text.split("\r") if each] or [""]:
+        parts = [each for each in text.split("\r") if each] or [""]
+        for part in parts if drawings else parts[-1:]:
             yield Line(at, replica, part)
 
 

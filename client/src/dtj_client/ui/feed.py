@@ -98,18 +98,24 @@ class Feed:
 
     def _keep_reading(self) -> None:
         while not self._stopped.is_set():
-            answer = self._agent.status()
-            if answer is not None:
-                at = datetime.now(UTC).isoformat(timespec="seconds")
-                with self._lock:
-                    self._steps.see(answer, at, time.monotonic())
             try:
-                found = self._curves_log.after(self._read_to)
+                self._read_steps()
+                self._read_log()
                 self._no_log = None
-            except ClientError as error:
-                self._no_log, found = error, []
-            if found:
-                self._read_to = found[-1][0]
-                new = of_lines(line for _, line in found)
-                self._readings = [*self._readings, *new][-_READINGS:]
+            except Exception as error:  # noqa: BLE001 - the page shows it, and the next reading may succeed
+                self._no_log = error if isinstance(error, ClientError) else ClientError(repr(error))
             self._stopped.wait(_READ_S)
+
+    def _read_steps(self) -> None:
+        answer = self._agent.status()
+        if answer is not None:
+            at = datetime.now(UTC).isoformat(timespec="seconds")
+            with self._lock:
+                self._steps.see(answer, at, time.monotonic())
+
+    def _read_log(self) -> None:
+        found = self._curves_log.after(self._read_to)
+        if found:
+            self._read_to = found[-1][0]
+            new = of_lines(line for _, line in found)
+            self._readings = [*self._readings, *new][-_READINGS:]

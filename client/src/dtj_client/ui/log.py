@@ -4,27 +4,30 @@ import re
 import threading
 from collections import deque
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import count
 
+from dtj_client import logs
 from dtj_client.kubectl import JOB_LABEL, Json, Kubectl, container_of
-from dtj_client.logs import Line, utc
+from dtj_client.logs import Line
 
 KEPT = 5000  # lines
 _LATE = timedelta(seconds=30)  # a replica's clock may be behind that of another one by this much
 _LONG = 4000  # characters of a line that are shown
 _IDS = count(1)
-_PREFIXED = re.compile(r"\[pod/(?P<pod>[^/\]]+)/[^\]]*\] (?P<at>\S+) ?(?P<text>.*)")
+_PREFIXED = re.compile(r"\[pod/(?P<pod>[^/\]]+)/[^\]]*\] (?P<text>.*)")
 
 
 def parse(said: str, job: str) -> Iterator[Line]:
-    """Yield the lines of `kubectl logs --prefix --timestamps`; other lines are kubectl's own."""
-    for raw in said.split("\n"):
-        found = _PREFIXED.match(raw)
-        index = found["pod"].removeprefix(f"{job}-") if found else ""
-        if found and index.isdecimal():
-            drawn = found["text"].rstrip("\r").rpartition("\r")[2]  # of a progress bar the last state
-            yield Line(utc(found["at"]), int(index), drawn[:_LONG])
+    """Yield the lines of `kubectl logs --prefix --timestamps` by replica; other lines are kubectl's own."""
+    found: dict[str, list[str]] = {}
+    for prefixed in filter(None, map(_PREFIXED.match, said.split("\n"))):
+        found.setdefault(prefixed["pod"].removeprefix(f"{job}-"), []).append(prefixed["text"])
+    for index, lines in found.items():
+        if index.isdecimal():
+            for line in logs.parse(int(index), lines, drawings=False):
+                yield replace(line, text=line.text[:_LONG])
 
 
 class Log:
