@@ -85,9 +85,15 @@ def _with_values_to_write(converted: Converted) -> Converted:
     words = [word for word in trainer.get("command") or () if word.partition("=")[2] not in _OF_THE_POD]
     left = dict.fromkeys(re.findall(r"\$[{(]?\w+", " ".join(words)))
     if left:
-        names = ", ".join(each.replace("{", "").replace("(", "") for each in left)
+        names = ", ".join(_named(re.sub("[{(]", "", each)) for each in left)
         converted.notes.append(f"the command has variables of the shell: write their values: {names}")
     return converted
+
+
+def _named(variable: str) -> str:
+    """The variable, and what a rank reads instead of it."""
+    instead = slurm.OF_RANKS.get(variable[1:])
+    return f"{variable} (in the program read {instead})" if instead else variable
 
 
 def _object(old: Json, runtimes: Json) -> Converted:

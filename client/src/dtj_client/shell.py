@@ -8,11 +8,16 @@ Values = Mapping[str, Sequence[str]]  # an array has several
 _REFERENCE = re.compile(
     r"\$(?:(?P<name>\w+)|\{(?P<braced>\w+)(?:\[[@*]\])?(?::?[-=](?P<default>[^{}$]*))?\})"
 )
+HERE = "\0"
+_HERE = re.compile(r"(?<!<)<<-?\s*[\"'\\]?([A-Za-z_]\w*)")  # what the line is that ends a here document
 _UNQUOTED_WORD = re.compile(r"(?:\$\(\(.*?\)\)|\S)+")  # arithmetic is one word
 
 
 def lines(text: str) -> Iterator[str]:
-    """Yield the lines without comments; a text in quotes, an array and a continued line are one."""
+    """Yield the lines without comments; a text in quotes, an array and a continued line are one.
+
+    So is a line with its here document, with HERE between them.
+    """
     line, quote, depth, place = "", "", 0, 0
     found: list[str] = []
     while place < len(text):
@@ -26,6 +31,9 @@ def lines(text: str) -> Iterator[str]:
             continue
         if letter == "\n" and not quote:
             if depth == 0:
+                here = _HERE.search(line)
+                if here and (last := re.compile(rf"^\t*{here[1]}$", re.MULTILINE).search(text, place)):
+                    line, place = f"{line}{HERE}{text[place : last.end()]}", last.end() + 1
                 found.append(line.strip())
                 line = ""
                 continue
@@ -37,7 +45,7 @@ def lines(text: str) -> Iterator[str]:
         elif letter == ")" and depth:
             depth -= 1
         line += letter
-    if quote or depth:  # such as an apostrophe in a here document
+    if quote or depth:  # such as a quote without its end
         yield from (each.strip() for each in re.sub(r"\\\n", " ", text).splitlines())
     else:
         yield from (*found, line.strip())
@@ -69,7 +77,9 @@ def words(line: str, values: Values) -> list[str]:
             end = line.index("'", place)
             word, place = (word or "") + line[place:end], end + 1
         elif letter == "\\":
-            word, place = (word or "") + line[place : place + 1], place + 1
+            after = line[place : place + 1]
+            word = (word or "") + ("\\" if quoted and after not in '$`"\\' else "") + after
+            place += 1
         elif letter.isspace() and not quoted:
             found += [] if word is None else [word]
             word = None

@@ -23,6 +23,9 @@ _HINTS = {
 }
 _GPUS = re.compile(r"(?:gpu:)?(?:(?P<type>[a-zA-Z][\w.-]*):)?(?P<number>\d+)")
 _PROGRAMS = ("srun", "torchrun", "python", "python3")
+_CONTAINERS = ("singularity", "apptainer", "enroot", "shifter", "docker", "podman")
+OF_RANKS = {"SLURM_PROCID": "RANK", "SLURM_LOCALID": "LOCAL_RANK", "SLURM_NODEID": "NODE_RANK"}
+OF_RANKS |= {"SLURM_NTASKS": "WORLD_SIZE", "SLURM_NPROCS": "WORLD_SIZE"}
 # Options of srun whose value may stand behind a space, and options that have none.
 _SRUN_VALUES = re.compile(
     r"[nNcwoeDptJAG]|nodes|ntasks|ntasks-per-node|nodelist|cpus-per-task|gpus|gpus-per-node|gres|mem|mpi|output"
@@ -31,7 +34,8 @@ _SRUN_VALUES = re.compile(
 _SRUN_FLAGS = re.compile(r"[luvQEKO]|label|unbuffered|exclusive|overlap|pty|exact|container-mount-home")
 # Lines between these are run perhaps, or several times.
 _OPENS = re.compile(
-    r"(?:^|[;&|]\s*|\b(?:then|do|else)\s+)(?:(?:if|for|while|until|case|select)\b|\{\s)|\w\s*\(\)\s*\{"
+    r"(?:^|[;&|]\s*|\b(?:then|do|else)\s+)(?:(?:if|for|while|until|case|select)\b|\{(?:\s|$))"
+    r"|\w\s*\(\)\s*\{|^function\s+[\w-]+\s*\{"
 )
 _CLOSES = re.compile(r"(?:^|[;&|]\s*)(?:(?:fi|done|esac)\b|\})")
 _ARRAY = re.compile(
@@ -42,6 +46,12 @@ _ASSIGNS = re.compile(r"(?:^|[\s;&|])(\w+)\+?=")
 _COMPUTED = re.compile(r"\$\((?!\()|`")  # the output of a program; not $((1 + 1))
 _END = re.compile(r"\s*(?:\|\s*tee\s+(?:-a\s+)?[^\s|;&<>]+|2>&1|[12&]?>>?\s*[^\s|;&<>]+|&)\s*$")
 _NEXT = re.compile(r";|&&")
+_STEP = re.compile(  # what is run behind it and && is run always, unless the job fails
+    r"\w+=|(?:exec\s+)?(?:\S*/)?(?:cd|pushd|source|\.|module|ml|mkdir|export|set|unset|ulimit|conda|mamba|pip|echo"
+    r"|date|cp|rm|ln|tar|srun|torchrun|python3?|accelerate)(?:\s|$)"
+)
+_OF_THE_SHELL = re.compile(r"""\\.|"(?:\\.|[^"\\])*"|'[^']*'|\$\(.*\)|\$\{[^{}]*\}|\$.|`[^`]*`""")
+_EXPANDED = re.compile(r"(?:^|[=:])~|[*?]|\{[^{}]*(?:,|\.\.)[^{}]*\}")  # names of files, and lists
 _QUOTED = re.compile(r"""\\.|"(?:\\.|[^"\\])*"|'[^']*'""")
 
 
@@ -100,14 +110,22 @@ def _sizes(options: dict[str, str], script: Script, container: Json) -> None:
         script.spec["replicas"] = int(options.pop("nodes"))
     tasks = _tasks_per_node(options, script)
     if (seconds := _seconds(options.get("time", ""))) is not None:
-        script.spec["activeDeadlineSeconds"] = seconds
+        script.spec |= {"activeDeadlineSeconds": seconds} if seconds else {}  # 0: no limit
         del options["time"]
     limits: Json = {}
     requests: Json = {}
-    for option, times in (("gpus-per-node", 1), ("gres", 1), ("gpus-per-task", tasks)):
+    if re.fullmatch(r"gpu(:[a-zA-Z][\w.-]*)?", options.get("gres", "")):
+        options["gres"] += ":1"
+    nodes = script.spec.get("replicas", 1)
+    for option, times in (
+        ("gpus-per-node", nodes),
+        ("gres", nodes),
+        ("gpus-per-task", tasks * nodes),
+        ("gpus", 1),
+    ):
         gpu = _GPUS.fullmatch(options.get(option, ""))
-        if gpu:
-            limits[GPU] = int(gpu["number"]) * times
+        if gpu and (every := int(gpu["number"]) * times) % nodes == 0:
+            limits.setdefault(GPU, every // nodes)
             del options[option]
             if gpu["type"]:
                 script.notes.append(f"not carried over: GPU type {gpu['type']}: use nodeSelector")
@@ -155,23 +173,39 @@ def _lines(text: str, script: Script, container: Json, options: Json) -> None:
     values: dict[str, Sequence[str]] = dict(_of_slurm(script, container, options))
     depth = 0
     for line in chain.from_iterable(map(_commands, shell.lines(text))):
-        before = depth
-        depth += len(_OPENS.findall(line)) - len(_CLOSES.findall(line))
-        is_read = not (before or depth) and not _OPENS.search(line) and _line(line, values, script, container)
-        if line and not is_read:
+        before, (command, here, _) = depth, line.partition(shell.HERE)
+        opens = _OPENS.findall(command)
+        depth = max(0, depth + len(opens) - len(_CLOSES.findall(command)))
+        is_plain = not (before or depth or opens or here)
+        if is_plain and _line(line, values, script, container):
+            if found := [word for word in _OF_THE_SHELL.sub("_", line).split() if _EXPANDED.search(word)]:
+                script.notes.append(f"no shell runs in the pod: write what these become: {', '.join(found)}")
+        elif line:
             script.notes.append(_left_out(line))
             for name in _ASSIGNS.findall(line):  # perhaps
                 values.pop(name, None)
 
 
 def _commands(line: str) -> list[str]:
-    """What a line runs one after the other: cd /app && srun train.py. A block stays in one piece."""
+    """What a line runs one after the other: cd /app && srun train.py. A block, a condition and what depends
+    on it, and a here document stay in one piece.
+    """
     hidden = _QUOTED.sub(lambda quoted: "_" * len(quoted[0]), line)
-    if _OPENS.search(hidden) or _CLOSES.search(hidden) or "(" in hidden or "||" in hidden:
+    if (
+        _OPENS.search(hidden)
+        or _CLOSES.search(hidden)
+        or "(" in hidden
+        or "||" in hidden
+        or shell.HERE in line
+    ):
         return [line]
-    ends = [found.span() for found in _NEXT.finditer(hidden)]
-    begins = [0, *(end for _, end in ends)]
-    return [line[a:b].strip() for a, b in zip(begins, [*(begin for begin, _ in ends), None], strict=True)]
+    begin, found = 0, []
+    for end in _NEXT.finditer(hidden):
+        command = line[begin : end.start()].strip()
+        if end[0] == ";" or _STEP.match(command):
+            found.append(command)
+            begin = end.end()
+    return [*found, line[begin:].strip()]
 
 
 def _of_slurm(script: Script, container: Json, options: Json) -> Iterator[tuple[str, list[str]]]:
@@ -216,11 +250,17 @@ def _line(line: str, values: dict[str, Sequence[str]], script: Script, container
     variables = list(takewhile(re.compile(r"\w+=").match, words))
     words = words[len(variables) :]
     words = words[words[:1] == ["exec"] :]
-    if "command" in container or not words or _base(words[0]) not in _PROGRAMS or _has_operator(line):
+    is_program = words and (_base(words[0]) in _PROGRAMS or accelerate.clean(words))
+    if "command" in container or not is_program or _has_operator(line):
         return False
     if not _assign([each.partition("=") for each in variables], {}, container):
         return False
     command = _with_values(_without_srun(words, script, container), values)
+    if command and _base(command[0]) in _CONTAINERS:
+        script.notes.append(
+            f"{command[0]} starts a container, which a pod is already: write its image, and the command "
+            "without it"
+        )
     if _base(words[0]) == "srun" and script.spec.get("processesPerReplica", 1) > 1:
         command = _for_each_task(command, script)
     container["command"] = [word for word in command if word not in ("$@", "$*")]  # sbatch's: there are none
@@ -272,7 +312,7 @@ def _is_whole(line: str) -> bool:
 
 
 def _left_out(line: str) -> str:
-    line = " ".join(line.split())
+    line = " ".join(line.replace(shell.HERE, " ").split())
     if any(map(BY_THE_OPERATOR.fullmatch, _ASSIGNS.findall(line))) or "scontrol show host" in line:
         return f"left out: {line}: the operator sets it"
     return f"not carried over: {line}"

@@ -446,10 +446,56 @@ def test_only_one_program_is_a_command(line: str, command: list[str] | None) -> 
     assert trainer(only(f"#SBATCH -N 1\n{line}\n").job).get("command") == command
 
 
-def test_script_with_a_here_document_is_read_line_by_line() -> None:
-    found = only("#SBATCH -N 1\ncat <<END\nit's\nEND\npython train.py \\\n  --lr 1\n")
+def test_script_whose_quote_has_no_end_is_read_line_by_line() -> None:
+    found = only("#SBATCH -N 1\necho it's\npython train.py \\\n  --lr 1\n")
     assert trainer(found.job)["command"] == ["python", "train.py", "--lr", "1"]
-    assert "not carried over: it's" in found.notes
+    assert "not carried over: echo it's" in found.notes
+
+
+@pytest.mark.parametrize(
+    ("lines", "notes"),
+    [
+        ("cat > a.json <<'END'\n{it's:\n}}\nA=5\npython b.py; date\nEND", ["cat > a.json"]),
+        ("function setup {\nA=5\n}", ["function setup {", "A=5", "}"]),
+        ("train()\n{\nA=5\npython b.py\n}", ["train()", "{", "A=5", "python b.py", "}"]),
+        ("}", ["}"]),
+        ("[ -f a ] && export A=5", ["[ -f a ] && export A=5"]),
+        ("[[ -f a ]] && cd b && python b.py; date", ["[[ -f a ]] && cd b && python b.py", "date"]),
+    ],
+)
+def test_what_runs_perhaps_or_never_is_listed_only(lines: str, notes: list[str]) -> None:
+    found = only(f"#SBATCH -N 1\n{lines}\nB=3 && python train.py $A $B && [ -f c ] && date\n")
+    assert trainer(found.job)["command"] == ["python", "train.py", "$A", "3"]
+    assert "env" not in trainer(found.job)
+    said = [note.partition(" <<")[0] for note in found.notes if note.startswith("not carried over: ")]
+    assert said == [f"not carried over: {each}" for each in (*notes, "[ -f c ] && date")]
+
+
+def test_what_only_a_shell_replaces_is_named() -> None:
+    line = r"""srun python ~/a.py data/*.tar '*' "\d+" $((2 * 2)) {1..3} $SLURM_PROCID"""
+    found = only(f"#SBATCH -N 1\nexport DATA=~/data\n{line}\n")
+    assert trainer(found.job)["command"][3:5] == ["*", r"\d+"]
+    said = "no shell runs in the pod: write what these become:"
+    assert f"{said} DATA=~/data" in found.notes
+    assert f"{said} ~/a.py, data/*.tar, {{1..3}}" in found.notes
+    assert any("$SLURM_PROCID (in the program read RANK)" in note for note in found.notes)
+
+
+def test_container_of_srun_is_named() -> None:
+    found = only("#SBATCH --ntasks-per-node=4\nsrun singularity exec --nv a.sif python a.py\n")
+    assert any(note.startswith("singularity starts a container, which a pod is") for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("options", "gpus"),
+    [("--gpus=8", 4), ("-G h100:8", 4), ("--gpus=3", None), ("--gpus=8 --gres=gpu:4", 4), ("--gres=gpu", 1)],
+)
+def test_gpus_are_those_of_a_node(options: str, gpus: int | None) -> None:
+    found = only(f"#SBATCH -N 2 {options} --time=0\naccelerate launch a.py\n")
+    assert trainer(found.job)["command"][:2] == ["accelerate", "launch"]
+    assert trainer(found.job).get("resources", {}).get("limits") == (gpus and {"nvidia.com/gpu": gpus})
+    assert "activeDeadlineSeconds" not in found.job["spec"]
+    assert ("not carried over: #SBATCH --gpus=3" in found.notes) is (gpus is None)
 
 
 @pytest.mark.parametrize(
