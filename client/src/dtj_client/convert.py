@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import yaml
 
@@ -44,7 +45,9 @@ def convert(text: str) -> list[Converted]:
         script = slurm.parse(text)
         return [_with_values_to_write(_finished(script.name, script.spec, script.notes, {}))]
     try:
-        found: list[Json] = [each for each in objects(text) if isinstance(each, dict) and each.get("kind")]
+        found: list[Json] = [
+            _without_null(each) for each in objects(text) if isinstance(each, dict) and each.get("kind")
+        ]
     except yaml.YAMLError as error:
         raise ClientError(f"this is neither YAML nor an sbatch script: {not_yaml(error)}", _FIX) from error
     kinds = set(map(_kind, found))
@@ -53,7 +56,7 @@ def convert(text: str) -> list[Converted]:
     if not kinds & set(_KINDS):
         said = f"there is no job to convert (found: {', '.join(sorted(kinds)) or 'nothing'})"
         raise ClientError(said, _BY_HAND if kinds else _FIX)
-    runtimes = {each["metadata"]["name"]: each for each in found if _kind(each) in _RUNTIMES}
+    runtimes = {_name(each): each for each in found if _kind(each) in _RUNTIMES}
     converted = [_object(each, runtimes) for each in found if _kind(each) in _KINDS]
     others = sorted(kinds - set(_KINDS) - set(_RUNTIMES))
     if others:
@@ -70,6 +73,20 @@ _BY_HAND = (
     f"{_FIX}; for another kind write the job: kubectl dtj submit --dry-run -- train.py prints one, in which "
     "torchrun or dtj run takes the place of mpirun or Ray"
 )
+
+
+def _without_null(value: Any) -> Any:
+    """The value without fields that are null, which Kubernetes treats as not there."""
+    if isinstance(value, list):
+        return [_without_null(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_null(each) for key, each in value.items() if each is not None}
+
+
+def _name(each: Json) -> str:
+    metadata = each.get("metadata")
+    return str((isinstance(metadata, dict) and metadata.get("name")) or "converted")
 
 
 def _kind(each: Json) -> str:
@@ -97,6 +114,16 @@ def _named(variable: str) -> str:
 
 
 def _object(old: Json, runtimes: Json) -> Converted:
+    try:
+        return _converted(old, runtimes)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise ClientError(
+            f"{old['kind']} {_name(old)} has a field that is missing or of a wrong type: {error}",
+            "kubectl create --dry-run=server -f FILE names it",
+        ) from error
+
+
+def _converted(old: Json, runtimes: Json) -> Converted:
     rest = copy.deepcopy(old)
     for key in ("apiVersion", "status"):
         rest.pop(key, None)
@@ -117,8 +144,8 @@ def _object(old: Json, runtimes: Json) -> Converted:
         )
     if QUEUE_LABEL in (metadata.get("labels") or {}) and spec.pop("suspend", None):
         notes.append("left out: suspend: true: Kueue keeps the job waiting until it admits it")
-    name = metadata.pop("name", None) or "converted"
-    new = _finished(name, spec, notes, metadata, of_pods=kind == "PyTorchJob")
+    metadata.pop("name", None)
+    new = _finished(_name(old), spec, notes, metadata, of_pods=kind == "PyTorchJob")
     new.notes += [f"not carried over: {each}" for each in _left(rest, old)]
     return new
 
@@ -137,7 +164,7 @@ def _finished(name: str, spec: Json, notes: list[str], metadata: Json, *, of_pod
     for key in ("restartPolicy", "hostname", "subdomain"):
         if (value := pod.pop(key, None)) and key != "restartPolicy":
             notes.append(f"left out: {key}: {value}: the operator sets it")
-    containers = pod.setdefault("containers", [{}])
+    containers = pod["containers"] = pod.get("containers") or [{}]
     trainer = _trainer(containers)
     trainer["name"] = "trainer"
     if trainer.get("image"):
@@ -304,7 +331,7 @@ def _training_pods(job_set: Json | None) -> Json:
 
 def _add_runtime(runtime: Json, spec: Json, notes: list[str]) -> None:
     """Fill in what the job leaves to its runtime: sizes, and the pods in which it trains."""
-    rest = copy.deepcopy(runtime["spec"])
+    rest = copy.deepcopy(runtime.get("spec", {}))
     policy = rest.get("mlPolicy") or {}
     if "numNodes" in policy:
         spec.setdefault("replicas", int(policy.pop("numNodes")))
@@ -315,7 +342,7 @@ def _add_runtime(runtime: Json, spec: Json, notes: list[str]) -> None:
     if not torch:  # says only that the program is one of torch
         policy.pop("torch", None)
     spec["template"] = merge(_training_pods(rest.get("template")), spec["template"])
-    notes += [f"not carried over from the runtime: {each}" for each in _left(rest, runtime["spec"])]
+    notes += [f"not carried over from the runtime: {each}" for each in _left(rest, runtime.get("spec", {}))]
 
 
 def _batch_job(old: Json, spec: Json, notes: list[str]) -> None:

@@ -721,6 +721,41 @@ def test_no_job(text: str, said: str) -> None:
         convert(text)
 
 
+CONTAINERS = "{spec: {containers: [{name: pytorch, image: a}]}}"
+WORKERS = f"{{pytorchReplicaSpecs: {{Worker: {{replicas: 2, template: {CONTAINERS}}}}}}}"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "replicas"),
+    [
+        ("replicas: 2", "replicas: null", 1),
+        (CONTAINERS, "null", 2),
+        (CONTAINERS, "{spec: {containers: []}}", 2),
+    ],
+)
+def test_field_that_is_null_is_not_there(old: str, new: str, replicas: int) -> None:
+    found = only(f"kind: PyTorchJob\nmetadata:\nspec: {WORKERS.replace(old, new)}")
+    assert found.job["metadata"] == {"name": "converted"}
+    assert found.job["spec"]["replicas"] == replicas
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "said"),
+    [
+        ("PyTorchJob", WORKERS.replace("2", "two"), "'two'"),
+        ("PyTorchJob", "{pytorchReplicaSpecs: {Worker: null}}", "has neither a Master nor a Worker"),
+        ("Job", "{template: {spec: {containers: [a]}}}", "'str'"),
+        ("Job", "5", "'int'"),
+        ("TrainJob", "{trainer: {numNodes: two}, runtimeRef: {name: r}}", "'two'"),
+    ],
+)
+def test_object_that_no_cluster_would_take_is_named(kind: str, spec: str, said: str) -> None:
+    with pytest.raises(
+        ClientError, match=f"(the )?{kind} (a has a field that .* of a wrong type: .*)?{said}"
+    ):
+        convert(f"kind: {kind}\nmetadata: {{name: a}}\nspec: {spec}\n---\nkind: TrainingRuntime")
+
+
 @pytest.mark.parametrize(
     ("options", "name"), [("--job-name=7b_sft", "job-7b-sft"), ("-J bob's --comment x", "bob-s")]
 )
