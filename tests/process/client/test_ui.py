@@ -80,6 +80,8 @@ def test_page_says_that_the_list_is_old(page: Page, cluster: Cluster) -> None:
 def test_page_of_a_job(page: Page, cluster: Cluster) -> None:
     now = datetime.now(UTC)
     cluster.details["gpt-small"] = made.document(now, message=HOSTILE, lines=made.logged(now, 600))
+    (last,) = cluster.details["gpt-small"]["failures"]
+    cluster.details["gpt-small"] |= {"failures": [last, {**last, "at": made.at(now, 60)}], "events": []}
     cluster.lines = [
         {"number": 1, "at": made.at(now, 1), "replica": 0, "rank": 0, "text": HOSTILE},
         {"number": 2, "at": made.at(now, 1), "replica": 1, "rank": None, "text": "second line"},
@@ -91,6 +93,14 @@ def test_page_of_a_job(page: Page, cluster: Cluster) -> None:
     assert "slowest now: rank 5" in page.texts(".heat p")[0]
     assert page.texts("article pre")[0] == HOSTILE
     assert len(page.all("article table")[0].find_elements("css selector", "tbody tr")) == 4
+    assert page.run("return [...document.querySelectorAll('article details')].map(each => each.open)") == [
+        True,
+        False,
+        False,
+    ], "of the failures only the latest is open, and not the manifest"
+    assert {"Failures", "Events"} & set(page.texts(".contents button:not([hidden])")) == {"Failures"}
+    page.run("document.querySelector('.skip').click()")
+    assert page.driver.switch_to.active_element.get_attribute("id") == "main"
 
     assert page.run("return document.querySelector('.heat canvas').clientHeight") < 200
     cluster.details["gpt-small"]["job"] |= {"phase": "Succeeded", "ended": made.at(now, 5000)}

@@ -1,5 +1,6 @@
 // Chooses the page by the address: #/ is the list, #/job/NAMESPACE/NAME is one job.
 
+import { setText } from "./dom.js";
 import { jobPage } from "./job.js";
 import { jobList } from "./list.js";
 
@@ -36,8 +37,8 @@ async function refresh() {
 function report(problem, ended = false) {
   const box = document.getElementById("problem");
   box.hidden = !problem;
-  box.textContent = problem ?? "";
-  live.textContent = problem ? (ended ? "not connected" : "not current") : "live";
+  setText(box, problem ?? "");
+  setText(live, problem ? (ended ? "not connected" : "not current") : "live");
   live.className = problem ? "bad" : "good";
 }
 
@@ -59,10 +60,15 @@ document.addEventListener("keydown", (event) => {
 
 /** Focus the next or previous link of the list. */
 function move(by) {
-  const links = [...main.querySelectorAll("[data-item]")];
+  const links = [...main.querySelectorAll("[data-item]:not([hidden])")];
   const now = links.indexOf(document.activeElement);
   links[now < 0 ? (by > 0 ? 0 : links.length - 1) : Math.min(links.length - 1, Math.max(0, now + by))]?.focus();
 }
 
+// The address of the link would be that of another page.
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
 addEventListener("hashchange", route);
 route();

@@ -42,10 +42,11 @@ export function jobPage(namespace, name) {
       ...["Last", "Type", "Reason", "Message"].map((title) => h("th", { scope: "col" }, title)))), events))),
     manifest: section("Manifest", h("details", {}, h("summary", {}, "YAML"), manifest)),
   };
-  const contents = h("nav", { class: "contents", "aria-label": "Parts of the page" },
-    ...Object.values(sections).map((each) => h("button", { type: "button", "data-item": true,
+  const buttons = Object.fromEntries(Object.entries(sections).map(([name, each]) => [name,
+    h("button", { type: "button", "data-item": true,
       onclick: () => { each.scrollIntoView({ block: "start" }); each.querySelector("h2").focus({ preventScroll: true }); },
-    }, each.getAttribute("aria-label"))));
+    }, each.getAttribute("aria-label"))]));
+  const contents = h("nav", { class: "contents", "aria-label": "Parts of the page" }, ...Object.values(buttons));
   const element = h("article", {},
     h("p", { class: "crumbs" }, h("a", { href: "#/" }, "All jobs"), ` / ${namespace}`),
     h("div", { class: "title" }, h("h1", {}, name), phase, headline),
@@ -72,12 +73,17 @@ export function jobPage(namespace, name) {
       ? `Step times come from the agents, which cannot be asked: ${found.heat.problem}.`
       : "None yet: the agents of a running job report the steps of each rank, if the program runs under dtj."));
     noHeat.classList.toggle("bad", Boolean(found.slow));
-    sections.failures.hidden = !found.failures.length;
+    setHidden("failures", !found.failures.length);
     keyed(failures, found.failures, (each) => each.at + each.cause, failureBox);
     replicas.show(found.replicas);
     keyed(events, [...found.events].reverse(), (each) => each.at + each.reason + each.message, eventLine);
-    sections.events.hidden = !found.events.length;
+    setHidden("events", !found.events.length);
     setText(manifest, found.manifest);
+  }
+
+  function setHidden(name, hidden) {
+    sections[name].hidden = hidden;
+    buttons[name].hidden = hidden;
   }
 
   function showFacts({ job, attempt, ranks }) {
@@ -120,7 +126,6 @@ export function jobPage(namespace, name) {
       show(found);
       await log.refresh(found.replicas.length);
     },
-    close() {},
   };
 }
 
@@ -139,11 +144,7 @@ function failureBox({ at, cause, attempt, message }) {
     h("summary", {}, h("strong", {}, cause), h("span", { class: "muted" },
       ` ${clock(at)}${attempt === null ? "" : `, attempt ${attempt}`}`)),
     h("pre", { tabindex: 0, "aria-label": "End of the traceback or log" }, message || "No message."));
-  let first = true;
-  box.show = () => {
-    if (first && !box.previousSibling) box.open = true;
-    first = false;
-  };
+  box.show = () => {};
   // It is shown before it is inserted: only then is it known whether it is the latest one.
   queueMicrotask(() => { if (!box.previousElementSibling) box.open = true; });
   return box;

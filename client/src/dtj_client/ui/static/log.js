@@ -1,6 +1,6 @@
 // The merged log of some replicas, read on while it can be seen.
 
-import { h } from "./dom.js";
+import { h, setText } from "./dom.js";
 import { ask } from "./server.js";
 
 const KEPT = 5000; // lines on the page
@@ -38,9 +38,9 @@ export function logView(path) {
       if (found.log !== log) clear(found.log); // the server reads it from the start: the page was hidden, or this is another job
       if (found.lines.length && found.lines[0].number <= last) return; // another answer was first
       append(found.lines);
-      said.textContent = found.problem ?? (lines.childElementCount ? "" : "No lines yet.");
+      setText(said, lines.childElementCount ? "" : "No lines yet.");
     } catch (error) {
-      said.textContent = error.message;
+      setText(said, error.message);
     }
   }
 
