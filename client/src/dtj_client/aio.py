@@ -15,14 +15,14 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from dtj_client import api, job
 from dtj_client.api import cluster
-from dtj_client.errors import ClientError, GoneError, Patience
+from dtj_client.errors import ClientError
 from dtj_client.events import Event
 from dtj_client.job import Status
 from dtj_client.kubectl import Json, Kubectl
@@ -96,29 +96,14 @@ class Job:
 
     async def wait(self, timeout: float | None = None) -> str:  # noqa: ASYNC109 - as in dtj_client.Job
         """Wait until the job has finished and return its phase. Raises TimeoutError after `timeout` s."""
-        phase, patience = "", Patience()
-        async with _at_most(timeout, lambda: f"{self.name}: {phase or 'not started'} after {timeout:.0f} s"):
-            phase = await self.phase
-            while phase not in job.FINAL:
-                await asyncio.sleep(job.POLL_S)
-                with patience.forgiving():
-                    phase = await self.phase
-        return phase
+        return await self._until_cancelled(lambda waiting: waiting.wait(timeout))
 
     async def stop(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as in dtj_client.Job
         """Let the pods save a checkpoint and end, then delete the job.
 
         Raises TimeoutError after `timeout` seconds; the job is then suspended.
         """
-        is_suspended = await self.phase not in job.FINAL
-        if is_suspended:
-            await self.suspend()
-        with job.saying_that_it_stays(self.name, is_suspended):
-            async with _at_most(timeout, lambda: f"{self.name}: pods still run; the job is suspended"):
-                while await _answer(self._job.running_pods):  # noqa: ASYNC110 - the cluster is asked
-                    await asyncio.sleep(job.POLL_S)
-            with contextlib.suppress(GoneError):  # an earlier question may have had its effect
-                await _answer(self._job.delete)
+        await self._until_cancelled(lambda waiting: waiting.stop(timeout))
 
     async def logs(
         self,
@@ -149,30 +134,19 @@ class Job:
         """Draw loss and rate over time into a file; return the number of logged steps."""
         return await asyncio.to_thread(self._job.plot, target)
 
+    async def _until_cancelled(self, call: Callable[[job.Job], T]) -> T:
+        """Call a method that waits, in a thread of its own: those of asyncio are few."""
+        over = threading.Event()
+        waiting = replace(self._job, _over=over)
+        try:
+            async with contextlib.aclosing(_from_thread(lambda: iter([call(waiting)]))) as answers:
+                return await anext(answers)
+        finally:
+            over.set()
+
     @cached_property  # it remembers which job it has seen
     def _job(self) -> job.Job:
         return job.Job(self.name, self.kubectl)
-
-
-async def _answer(question: Callable[[], T]) -> T:
-    """The answer of the cluster, as Patience.ask gets it."""
-    patience, answers = Patience(), list[T]()
-    while not answers:
-        with patience.forgiving():
-            answers.append(await asyncio.to_thread(question))
-        if not answers:
-            await asyncio.sleep(job.POLL_S)
-    return answers[0]
-
-
-@contextlib.asynccontextmanager
-async def _at_most(seconds: float | None, message: Callable[[], str]) -> AsyncGenerator[None, None]:
-    """Raise TimeoutError with the message after these seconds; None: no limit."""
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError as error:
-        raise TimeoutError(message()) from error
 
 
 async def _from_thread(make: Callable[[], Iterator[T]]) -> AsyncGenerator[T, None]:

@@ -228,7 +228,9 @@ def logs(
         click.echo("no line names these ranks: only programs under dtj do; try --replica", err=True)
     elif not lines:
         states = ", ".join(dict.fromkeys(map(pod_state, kubectl.pods(name))))
-        click.echo(f"no lines so far; pods: {states}; kubectl dtj status {name} says more", err=True)
+        click.echo(
+            f"no lines so far; pods: {states}; kubectl dtj status {name}{kubectl.chosen} says more", err=True
+        )
     return 0
 
 
@@ -332,9 +334,8 @@ def stop(kubectl: Kubectl, name: str, yes: bool, timeout: float | None) -> None:
         with bar("ended pods") as progress:
             Job(name, kubectl, progress).stop(timeout)
     except KeyboardInterrupt:
-        click.echo(
-            f"{name}: not deleted; if it is suspended, kubectl dtj resume {name} starts it again", err=True
-        )
+        again = f"kubectl dtj resume {name}{kubectl.chosen} starts it again"
+        click.echo(f"{name}: not deleted; if it is suspended, {again}", err=True)
         raise
     click.echo(f"{name}: stopped and deleted")
 

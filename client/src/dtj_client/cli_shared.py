@@ -67,7 +67,9 @@ def newest(kubectl: Kubectl, name: str | None) -> str:
         return name
     jobs = kubectl.jobs()
     if not jobs:
-        raise ClientError("there is no job in this namespace", "kubectl dtj submit -- train.py makes one")
+        raise ClientError(
+            "there is no job in this namespace", f"kubectl dtj submit{kubectl.chosen} -- train.py makes one"
+        )
     found = max(jobs, key=lambda job: (job["metadata"]["creationTimestamp"], job["metadata"]["name"]))
     click.echo(f"{found['metadata']['name']} is the newest job", err=True)
     return str(found["metadata"]["name"])

@@ -10,6 +10,7 @@ ClientError
 """
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -55,17 +56,28 @@ class SilentNodeError(ClientError):
 
 
 class Patience:
-    """For calls that wait for hours: a cluster that gives no answer is asked again for some minutes."""
+    """For calls that wait for hours: a cluster that gives no answer is asked again for some minutes.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._silent_since = clock, 0.0
+    kind  the errors after which it is asked again
+    over  once this is set, `ask` raises TimeoutError instead
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        kind: type[UnreachableError] = UnreachableError,
+        over: threading.Event | None = None,
+    ) -> None:
+        self._clock, self._silent_since, self._kind = clock, 0.0, kind
+        self._over = over or threading.Event()
 
     @contextlib.contextmanager
     def forgiving(self) -> Iterator[None]:
-        """Suppress UnreachableError, unless there has been no answer since PATIENCE_S."""
+        """Suppress these errors, unless there has been no answer since PATIENCE_S."""
         try:
             yield
-        except UnreachableError:
+        except self._kind:
             self._silent_since = self._silent_since or self._clock()
             if self._clock() > self._silent_since + PATIENCE_S:
                 raise
@@ -73,14 +85,15 @@ class Patience:
             self._silent_since = 0.0
 
     def ask(self, question: Callable[[], T]) -> T:
-        """Ask until there is an answer; UnreachableError if there is none for PATIENCE_S."""
+        """Ask until there is an answer; the last error if there is none for PATIENCE_S."""
         answers: list[T] = []
         while True:
             with self.forgiving():
                 answers.append(question())
             if answers:
                 return answers[0]
-            time.sleep(_RETRY_S)
+            if self._over.wait(_RETRY_S):
+                raise TimeoutError("no answer so far")
 
 
 def not_yaml(error: Exception) -> str:

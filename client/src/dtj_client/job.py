@@ -1,15 +1,17 @@
 """A job on the cluster, with a method for each verb of `kubectl dtj`."""
 
 import contextlib
+import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 from dtj_client import view
-from dtj_client.errors import ClientError, ForbiddenError, GoneError, Patience
+from dtj_client.errors import ClientError, ForbiddenError, GoneError, Patience, UnansweredError
 from dtj_client.events import Event, of_api, of_kubelet
 from dtj_client.kubectl import KIND, Json, Kubectl, container_of, index_of, replicas_of
 from dtj_client.logs import MOST_FOLLOWED, Line, follow_job, of_ranks, snapshot
@@ -19,6 +21,7 @@ from dtj_client.readings import of_lines
 from dtj_client.report import report
 from dtj_client.stacks import check_ranks, question, replicas_with, stacks
 
+T = TypeVar("T")
 FINAL = ("Succeeded", "Failed")
 POLL_S = 2.0
 # Reasons of Events that say how a job ended: those of its conditions Complete and Failed.
@@ -60,7 +63,10 @@ class Job:
     name: str
     kubectl: Kubectl = field(default_factory=Kubectl, repr=False)
     progress: Progress = field(default_factory=lambda: ignore, repr=False)
-    _uids: list[str] = field(default_factory=list, init=False, repr=False, compare=False)  # the last one seen
+    _uids: list[str] = field(default_factory=list, repr=False, compare=False)  # the last one seen
+    _over: threading.Event = field(
+        default_factory=threading.Event, repr=False, compare=False
+    )  # no more waiting
 
     @property
     def manifest(self) -> Json:
@@ -121,7 +127,9 @@ class Job:
 
     def _report(self, job: Json) -> str:
         pods = self.kubectl.pods(self.name)
-        return "\n".join(report(job, pods, datetime.now(UTC), of_kubelet(self.kubectl, pods)))
+        return "\n".join(
+            report(job, pods, datetime.now(UTC), of_kubelet(self.kubectl, pods), self.kubectl.chosen)
+        )
 
     def logs(
         self,
@@ -138,7 +146,7 @@ class Job:
         ranks     only lines of these ranks; the agent, and so `dtj run`, writes the rank before each line
         since     only lines newer than this, such as 10m
         """
-        job = self.manifest
+        job = self._first(lambda: self.manifest) if follow else self.manifest
         if ranks is not None:
             present = self.kubectl.pods(self.name)
             check_ranks(job, present, ranks)
@@ -172,7 +180,7 @@ class Job:
                 ran = status.get("startTime") or status.get("attempt")  # a suspension resets the first
                 raise ClientError(
                     f"job {self.name} has no pods{', and their logs went with them' if ran else ' so far'}",
-                    f"kubectl dtj status {self.name} says why",
+                    f"kubectl dtj status {self.name}{self.kubectl.chosen} says why",
                 )
             lines = snapshot(self.kubectl, pods, self.name, *flags, progress=self.progress)
         return lines if ranks is None else of_ranks(lines, set(ranks))
@@ -203,7 +211,8 @@ class Job:
         """
         job, pods = self.manifest, self.kubectl.pods(self.name)
         if not pods:
-            raise ClientError(f"job {self.name} has no pods", f"see kubectl dtj status {self.name}")
+            fix = f"see kubectl dtj status {self.name}{self.kubectl.chosen}"
+            raise ClientError(f"job {self.name} has no pods", fix)
         check_ranks(job, pods, ranks)
 
         def ask(pod: str, container: str) -> str:
@@ -214,7 +223,7 @@ class Job:
     def wait(self, timeout: float | None = None) -> str:
         """Wait until the job has finished and return its phase. Raises TimeoutError after `timeout` s."""
         ends = None if timeout is None else time.monotonic() + timeout
-        found, patience = self.status, Patience()
+        found, patience = self._first(lambda: self.status), Patience()
         while found.phase not in FINAL:
             done, _, steps = found.step.partition("/")
             if steps:
@@ -245,8 +254,8 @@ class Job:
         if is_suspended:
             self.suspend()
         ends = None if timeout is None else time.monotonic() + timeout
-        with saying_that_it_stays(self.name, is_suspended):
-            patience = Patience()
+        with self._saying_that_it_stays(is_suspended):
+            patience = Patience(over=self._over)
             pods = running = patience.ask(self.running_pods)
             while running:
                 self.progress(pods - running, pods)
@@ -267,25 +276,28 @@ class Job:
     def _change(self, spec: Json) -> None:
         self.kubectl.patch(KIND, self.name, {"spec": spec})
 
-    @staticmethod
-    def _sleep(ends: float | None, message: str) -> None:
+    def _first(self, question: Callable[[], T]) -> T:
+        """The first of many answers: an API server that has too much to do is asked again."""
+        return Patience(kind=UnansweredError, over=self._over).ask(question)
+
+    def _sleep(self, ends: float | None, message: str) -> None:
         """Wait for the next poll. Raises TimeoutError with the message once the time is over."""
         left = POLL_S if ends is None else ends - time.monotonic()
-        if left <= 0:
+        if left <= 0 or self._over.wait(min(POLL_S, left)):
             raise TimeoutError(message)
-        time.sleep(min(POLL_S, left))
 
-
-@contextlib.contextmanager
-def saying_that_it_stays(name: str, is_suspended: bool) -> Iterator[None]:
-    """Add to the error for which a job is not deleted that it is suspended."""
-    try:
-        yield
-    except ClientError as error:
-        if not is_suspended:
-            raise
-        fix = f"kubectl dtj delete {name}; or kubectl dtj resume {name}, which starts it again"
-        raise type(error)(f"{error.message}; job {name} is suspended and was not deleted", fix) from error
+    @contextlib.contextmanager
+    def _saying_that_it_stays(self, is_suspended: bool) -> Iterator[None]:
+        """Add to the error for which a job is not deleted that it is suspended."""
+        try:
+            yield
+        except ClientError as error:
+            if not is_suspended:
+                raise
+            name = f"{self.name}{self.kubectl.chosen}"
+            fix = f"kubectl dtj delete {name}; or kubectl dtj resume {name}, which starts it again"
+            said = f"{error.message}; job {self.name} is suspended and was not deleted"
+            raise type(error)(said, fix) from error
 
 
 def _has_ended(pod: Json) -> bool:

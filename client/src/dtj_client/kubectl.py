@@ -142,7 +142,7 @@ _EXPLAINED = [
             UnreachableError,
         ),
         (  # the connection ended behind the question; kubectl calls that unable to connect, too
-            r"(?:read|write) tcp |http2: |while awaiting headers|: EOF$",
+            r"(?:read|write) tcp |http2: |while awaiting headers|: EOF$|handshake timeout",
             "the API server gave no answer: {said}",
             "try again",
             UnansweredError,
@@ -161,7 +161,7 @@ _EXPLAINED = [
             UnreachableError,
         ),
         (
-            r"etcdserver: |currently unable to handle the request|handshake timeout"
+            r"etcdserver: |currently unable to handle the request"
             r"|connection reset|connection lost|unexpected EOF|Timeout: request did not complete"
             # HTTP 504; and 500 or 502, of a load balancer before API servers that restart
             r"|in the time allotted|prevented the request from succeeding",
@@ -373,7 +373,9 @@ class Kubectl:
             near = difflib.get_close_matches(name, self.job_names())
         except ClientError:  # no right to list them
             near = []
-        return f"did you mean {' or '.join(near)}?" if near else "kubectl dtj get lists the jobs"
+        return (
+            f"did you mean {' or '.join(near)}?" if near else f"kubectl dtj get{self.chosen} lists the jobs"
+        )
 
 
 def index_of(pod: Json, job: str) -> int:

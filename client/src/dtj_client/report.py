@@ -23,10 +23,11 @@ _QUEUED = ("Queued", "Evicted")  # reasons of the condition Suspended that need 
 _OPERATOR = "kubectl get pods -A -l app.kubernetes.io/name=dtj-operator"
 
 
-def report(job: Json, pods: Sequence[Json], now: datetime, said: str = "") -> Iterator[str]:
+def report(job: Json, pods: Sequence[Json], now: datetime, said: str = "", chosen: str = "") -> Iterator[str]:
     """Yield the lines.
 
-    said  by a kubelet about a pod that cannot start
+    said    by a kubelet about a pod that cannot start
+    chosen  options of kubectl that a command needs to find the job
     """
     name, status = job["metadata"]["name"], job.get("status") or {}
     yield f"{name}: {_headline(status, now)}"
@@ -37,7 +38,7 @@ def report(job: Json, pods: Sequence[Json], now: datetime, said: str = "") -> It
     if said:
         yield f"  {plain(said)}"
     yield from _failure(status, now)
-    yield f"next: {advice(name, status)}"
+    yield f"next: {advice(name + chosen, status)}"
 
 
 def failures(job: Json) -> Iterator[str]:
@@ -201,7 +202,10 @@ def indented(message: str) -> Iterator[str]:
 
 
 def advice(name: str, status: Json) -> str:
-    """What a user can do now."""
+    """What a user can do now.
+
+    name  of the job, with the options that a command needs to find it
+    """
     blocked = condition(status, "PodsReady")
     match status.get("phase"):
         case "Succeeded":

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from dtj_client.errors import ClientError, SilentNodeError
+from dtj_client.errors import ClientError, ForbiddenError, UnreachableError
 from dtj_client.kubectl import Json
 
 AGENT_PORT = 29400
@@ -38,14 +38,14 @@ def stacks(
             return [f"{name} is {pod.get('status', {}).get('phase', 'Pending')}: its ranks do not run"]
         try:
             return parts(ask(name, str(_trainer(pod)["name"])), ranks)
-        except SilentNodeError as error:
-            return [f"{name}: {error.message}"]
+        except (ForbiddenError, UnreachableError):  # as of any other pod
+            raise
         except ClientError as error:
             if "Connection refused" in error.message or "executable file not found" in error.message:
                 return [
                     f"{name} has no agent so far: run the program under dtj run, or ask again if it starts"
                 ]
-            raise
+            return [f"{name}: no stacks: {error.message.strip().splitlines()[-1]}"]
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for found in pool.map(answer, chosen):

@@ -54,7 +54,7 @@ def create(kubectl: Kubectl, job: Json, code: Json | None = None) -> Json:
                 why = error.message if isinstance(error, ClientError) else "interrupted"
                 raise ClientError(
                     f"{why}; job {name} is there without its code, and was not deleted: {refused.message}",
-                    f"kubectl dtj delete {name}",
+                    f"kubectl dtj delete {name}{kubectl.chosen}",
                 ) from error
             raise
     return stored
@@ -79,10 +79,10 @@ def _created(kubectl: Kubectl, job: Json, unanswered: UnansweredError) -> Json:
     except ClientError as again:
         raise ClientError(
             f"{unanswered.message}; job {name} may be there, without its code: {again.message}",
-            f"kubectl dtj delete {name}",
+            f"kubectl dtj delete {name}{kubectl.chosen}",
         ) from unanswered
     if _mark_of(found) != _mark_of(job):
-        fix = f"choose another name, or kubectl dtj delete {name} first"
+        fix = f"choose another name, or kubectl dtj delete {name}{kubectl.chosen} first"
         raise ClientError(f"{unanswered.message}; there is another job {name}", fix) from unanswered
     return found
 
@@ -107,7 +107,7 @@ def _create_code(kubectl: Kubectl, code: Json, between_tries: Callable[[], None]
     name = code["metadata"]["name"]
     raise ClientError(
         f"the code of a deleted job, ConfigMap {name}, is still there after {POLL_S * TRIES:.0f} s",
-        f"kubectl delete configmap {name}",
+        f"kubectl delete configmap {name}{kubectl.chosen}",
     )
 
 

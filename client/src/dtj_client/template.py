@@ -79,7 +79,9 @@ def find(kubectl: Kubectl, name: str) -> Template:
         if each.name == name:
             return each
     near = difflib.get_close_matches(name, [each.name for each in found])
-    fix = f"did you mean {' or '.join(near)}?" if near else "kubectl dtj templates lists them"
+    fix = (
+        f"did you mean {' or '.join(near)}?" if near else f"kubectl dtj templates{kubectl.chosen} lists them"
+    )
     raise ClientError("; ".join([f"there is no template {name}", *problems]), fix)
 
 

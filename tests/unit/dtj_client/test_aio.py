@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 import dtj_client
-from dtj_client import aio, job
+from dtj_client import aio, errors, job
 from dtj_client.aio import _from_thread
-from dtj_client.errors import ClientError, ForbiddenError, GoneError, UnreachableError
+from dtj_client.errors import ClientError, ForbiddenError, GoneError, UnansweredError, UnreachableError
 from dtj_client.kubectl import Json, Kubectl
 
 
@@ -29,6 +29,7 @@ _PHASES: list[str] = []
 @pytest.fixture(autouse=True)
 def without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "POLL_S", 0.001)
+    monkeypatch.setattr(errors, "_RETRY_S", 0.001)
 
 
 def test_names_are_the_same() -> None:
@@ -48,6 +49,31 @@ async def test_wait_returns_the_last_phase() -> None:
     found = aio.Job("digits", Phases())
     assert await found.wait() == "Succeeded"
     assert (await found.status).attempt == 3
+
+
+class Busy(Phases):
+    """A cluster that fails once, as it is asked for the first time."""
+
+    def job(self, name: str) -> Json:
+        if _ERRORS:
+            raise _ERRORS.pop()
+        return super().job(name)
+
+    def pods(self, _name: str) -> list[Json]:
+        return []
+
+
+_ERRORS: list[ClientError] = []
+
+
+async def test_first_question_is_asked_again_if_the_api_server_is_busy() -> None:
+    """But not if there may be none."""
+    found, _PHASES[:] = aio.Job("digits", Busy()), ["Succeeded"]
+    _ERRORS[:] = [UnansweredError("TLS handshake timeout")]
+    assert await found.wait() == "Succeeded"
+    _ERRORS[:] = [UnreachableError("no such host")]
+    with pytest.raises(UnreachableError):
+        await found.wait()
 
 
 class Stopping(Phases):
@@ -126,16 +152,23 @@ async def test_job_that_did_not_finish_is_missed(phases: list[str], events: list
         await aio.Job("digits", Vanishing()).wait()
 
 
-async def test_wait_ends_when_its_time_is_over_and_when_it_is_cancelled() -> None:
+async def test_wait_ends_when_its_time_is_over_and_when_it_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     _PHASES[:] = ["Running"]
     found = aio.Job("digits", Phases())
-    with pytest.raises(TimeoutError, match="digits: not started after 0 s"):
+    with pytest.raises(TimeoutError, match="digits: Running after 0 s"):
         await found.wait(timeout=0)
+    monkeypatch.setattr(job, "POLL_S", 60.0)
+    before = set(threading.enumerate())
     waiting = asyncio.create_task(found.wait())
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
+    for thread in set(threading.enumerate()) - before:
+        await asyncio.to_thread(thread.join, 20)
+        assert not thread.is_alive()
 
 
 async def test_lines_come_from_a_thread_until_the_reader_has_enough() -> None:

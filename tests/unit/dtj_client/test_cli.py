@@ -234,7 +234,7 @@ def test_end_is_asked_for_again_if_there_is_no_answer(
         return {"status": {"phase": phase}}
 
     monkeypatch.setattr(Kubectl, "job", job)
-    monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr("dtj_client.errors._RETRY_S", 0.0)
     assert run("wait", "digits") == 0
     assert capsys.readouterr().out == "digits: Succeeded\n"
 
@@ -252,7 +252,7 @@ def stopping(monkeypatch: pytest.MonkeyPatch) -> list[ClientError | None]:
     monkeypatch.setattr(Job, "suspend", lambda _: None)
     monkeypatch.setattr(Kubectl, "pods", lambda *_: [])
     monkeypatch.setattr(Kubectl, "delete", delete)
-    monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr("dtj_client.errors._RETRY_S", 0.0)
     return errors
 
 

@@ -112,7 +112,7 @@ def test_cluster_without_an_answer_does_not_mean_a_missing_right(
 
     monkeypatch.setattr(Kubectl, "start", start)
     if may is None:
-        with pytest.raises(UnreachableError, match="kubectl cannot reach a cluster"):
+        with pytest.raises(UnreachableError, match="the API server gave no answer"):
             Kubectl().may("create", "pods/portforward")
     else:
         assert Kubectl().may("create", "pods/portforward") is may
@@ -348,6 +348,12 @@ def test_rule_of_the_api_is_one_sentence(why: str, shown: str) -> None:
 )
 def test_load_balancer_without_an_api_server_is_asked_again(said: str) -> None:
     assert isinstance(Kubectl()._error(f"Error from server {said}"), UnreachableError)
+
+
+def test_api_server_that_is_too_busy_for_a_handshake_is_asked_again() -> None:
+    error = Kubectl()._error("Unable to connect to the server: net/http: TLS handshake timeout")
+    assert isinstance(error, UnansweredError)
+    assert error.fix == "try again"
 
 
 @pytest.mark.parametrize(

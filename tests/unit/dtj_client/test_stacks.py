@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from dtj_client.errors import ClientError, SilentNodeError
+from dtj_client.errors import ClientError, ForbiddenError, SilentNodeError
 from dtj_client.kubectl import Json
 from dtj_client.stacks import check_ranks, question, stacks
 
@@ -45,19 +45,22 @@ def test_pod_without_stacks_says_why() -> None:
     def refuse(name: str, _container: str) -> str:
         if name == "a-2":
             raise SilentNodeError("the node of the pod gives no answer")
+        if name == "a-3":
+            raise ClientError("Traceback:\n  File a\nTimeoutError: timed out\n")
         raise ClientError(f"{name}: Connection refused")
 
-    found = list(stacks([pod(0), pod(1, phase="Pending"), pod(2)], None, refuse))
+    found = list(stacks([pod(0), pod(1, phase="Pending"), pod(2), pod(3)], None, refuse))
     assert found == [
         "a-0 has no agent so far: run the program under dtj run, or ask again if it starts",
         "a-1 is Pending: its ranks do not run",
-        "a-2: the node of the pod gives no answer",
+        "a-2: no stacks: the node of the pod gives no answer",
+        "a-3: no stacks: TimeoutError: timed out",
     ]
 
 
 def test_missing_right_is_an_error() -> None:
     def forbid(_name: str, _container: str) -> str:
-        raise ClientError("alice may not create pods/exec here")
+        raise ForbiddenError("alice may not create pods/exec here")
 
     with pytest.raises(ClientError, match="alice may not"):
         list(stacks([pod(0)], None, forbid))

@@ -12,7 +12,7 @@ from dtj_client.kubectl import Json, Kubectl
 HOSTILE = "</pre><script>alert(1)</script>"
 JOB = {
     "metadata": {"name": "digits"},
-    "spec": {},
+    "spec": {"template": {"spec": {"containers": [{"name": "trainer"}]}}},
     "status": {"phase": "Running", "step": "120/2000", "message": HOSTILE},
 }
 
@@ -56,6 +56,14 @@ def test_hostile_text_stays_text_and_the_bar_shows_the_progress() -> None:
     assert found.found[1][1] | {"style": None} == {"value": "120", "max": "2000", "style": None}
     assert HOSTILE in found.text
     assert "digits: Running" in found.text
+
+
+def test_command_that_is_suggested_finds_the_job() -> None:
+    found = Job("digits", Answers(options=("--context=a", "--namespace=team")))
+    options = "--context a --namespace team"
+    assert found.report().endswith(f"next: kubectl dtj logs -f digits {options}")
+    with pytest.raises(ClientError, match=f"kubectl dtj status digits {options} says why"):
+        found.logs()
 
 
 def test_error_of_the_cluster_is_shown_instead_of_a_traceback() -> None:

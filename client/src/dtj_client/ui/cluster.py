@@ -75,11 +75,12 @@ class Cluster:
         events = [asdict(each) for each in sorted(map(of_api, feed.events))]
         error, healthy = self._jobs.problem, condition(status, "Healthy")
         slow = healthy.get("message") if healthy.get("reason") in ("Straggler", "Hang") else ""
+        kubectl = self._kubectl if self.namespace else self._kubectl.elsewhere(namespace)
         found = {
             "context": self.context,
             "job": views.row(job),
             "message": status.get("message", ""),
-            "advice": advice(name, status),
+            "advice": advice(name + kubectl.chosen, status),
             "attempt": status.get("attempt"),
             "ranks": status.get("worldSize"),
             "goodput": views.goodput(status),
