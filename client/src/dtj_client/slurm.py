@@ -46,10 +46,11 @@ _ASSIGNS = re.compile(r"(?:^|[\s;&|])(\w+)\+?=")
 _COMPUTED = re.compile(r"\$\((?!\()|`")  # the output of a program; not $((1 + 1))
 _END = re.compile(r"\s*(?:\|\s*tee\s+(?:-a\s+)?[^\s|;&<>]+|2>&1|[12&]?>>?\s*[^\s|;&<>]+|&)\s*$")
 _NEXT = re.compile(r";|&&")
-_STEP = re.compile(  # what is run behind it and && is run always, unless the job fails
+_STEP = re.compile(  # a command that is meant to succeed, so that what follows && is meant to run
     r"\w+=|(?:exec\s+)?(?:\S*/)?(?:cd|pushd|source|\.|module|ml|mkdir|export|set|unset|ulimit|conda|mamba|pip|echo"
     r"|date|cp|rm|ln|tar|srun|torchrun|python3?|accelerate)(?:\s|$)"
 )
+# What is quoted, and references: in these the shell expands no names of files.
 _OF_THE_SHELL = re.compile(r"""\\.|"(?:\\.|[^"\\])*"|'[^']*'|\$\(.*\)|\$\{[^{}]*\}|\$.|`[^`]*`""")
 _EXPANDED = re.compile(r"(?:^|[=:])~|[*?]|\{[^{}]*(?:,|\.\.)[^{}]*\}")  # names of files, and lists
 _QUOTED = re.compile(r"""\\.|"(?:\\.|[^"\\])*"|'[^']*'""")
@@ -116,7 +117,7 @@ def _sizes(options: dict[str, str], script: Script, container: Json) -> None:
     requests: Json = {}
     if re.fullmatch(r"gpu(:[a-zA-Z][\w.-]*)?", options.get("gres", "")):
         options["gres"] += ":1"
-    nodes = script.spec.get("replicas", 1)
+    nodes = script.spec.get("replicas") or 1
     for option, times in (
         ("gpus-per-node", nodes),
         ("gres", nodes),
@@ -141,7 +142,7 @@ def _sizes(options: dict[str, str], script: Script, container: Json) -> None:
 
 def _tasks_per_node(options: dict[str, str], script: Script) -> int:
     """Take out how many tasks a node has, directly or as a share of all tasks; 1 if it is not said."""
-    nodes, every = script.spec.get("replicas", 1), options.get("ntasks", "")
+    nodes, every = script.spec.get("replicas") or 1, options.get("ntasks", "")
     if options.get("ntasks-per-node", "").isdigit():
         tasks = int(options.pop("ntasks-per-node"))
     elif every.isdigit() and int(every) and int(every) % nodes == 0:
@@ -191,13 +192,8 @@ def _commands(line: str) -> list[str]:
     on it, and a here document stay in one piece.
     """
     hidden = _QUOTED.sub(lambda quoted: "_" * len(quoted[0]), line)
-    if (
-        _OPENS.search(hidden)
-        or _CLOSES.search(hidden)
-        or "(" in hidden
-        or "||" in hidden
-        or shell.HERE in line
-    ):
+    whole = ("(", "||", shell.HERE)
+    if _OPENS.search(hidden) or _CLOSES.search(hidden) or any(each in hidden for each in whole):
         return [line]
     begin, found = 0, []
     for end in _NEXT.finditer(hidden):

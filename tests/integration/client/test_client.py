@@ -274,7 +274,8 @@ def test_status_suspend_resume_scale_and_delete(dtj: Dtj, kubectl: Kubectl):
     assert suspended is not None
     assert suspended["spec"]["suspend"] is True
     set_status(kubectl, phase="Suspended")
-    assert dtj("status", "digits").out.endswith("next: kubectl dtj resume digits\n")
+    found = dtj("status", "digits").out
+    assert found.endswith(f"next: kubectl dtj resume digits --namespace {kubectl.namespace}\n")
     assert dtj("resume", "digits").code == 0
     fixed = dtj("scale", "digits", "3")
     assert fixed.err.startswith("error: replicas cannot be changed without spec.elastic\n  fix: delete and")

@@ -498,6 +498,11 @@ def test_gpus_are_those_of_a_node(options: str, gpus: int | None) -> None:
     assert ("not carried over: #SBATCH --gpus=3" in found.notes) is (gpus is None)
 
 
+def test_number_of_nodes_that_slurm_would_refuse_is_left_to_the_cluster() -> None:
+    (found,) = convert("#SBATCH -N 0 -n 4 --gpus=8\npython a.py\n")
+    assert found.job["spec"]["replicas"] == 0
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
