@@ -190,9 +190,7 @@ class App:
         metrics.LEADER.clear()  # the next start may need other Leases
         self.queue.close()
         await self._poller.close()
-        if self._settings.leader_election:
-            for lease in self._leases:
-                await lease.release()
+        await asyncio.gather(*(lease.release() for lease in self._leases))
         for server in self._servers:
             await server.cleanup()
         for client in (self._api, self._steady, self._ask):
