@@ -96,7 +96,7 @@ def release(
         pushed["operator"] = registry.push_index([pushed["operator"], *parts])
     pushed["chart"] = registry.push_chart(CHART, to, pushed["operator"], folder)
     (folder / "images.txt").write_text("".join(f"{each.reference}\n" for each in pushed.values()))
-    files.build_wheels(folder)
+    files.build_wheels(folder, to)
     checksums = files.write_checksums(folder)
     if key:
         signatures.sign(checksums, key)

@@ -19,7 +19,7 @@ the Service of the metrics has 8 more, and may have 63.
 
 {{- define "dtj.selectorLabels" -}}
 app.kubernetes.io/name: dtj-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "dtj.labels" -}}

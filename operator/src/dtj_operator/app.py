@@ -58,7 +58,6 @@ PATIENCE_S = 2.0  # if many jobs start at once, creating pods is more urgent tha
 # wait behind all of them.
 BACKLOG_PATIENCE_S = 60.0
 FIRST_JOBS = 100  # of those with a fault, before a new leader has read everything again
-LONGEST_STALL_S = 300.0  # if no worker takes a key for longer than this, no worker makes progress
 PROGRESS_WRITES_PER_S = 5.0  # of all jobs together
 LIST_PAUSE_S = 10.0  # after a list of the jobs that failed
 LONGEST_OPTIONAL_LIST_S = 30.0  # what is not required keeps a new leader no longer from the jobs
@@ -190,9 +189,7 @@ class App:
         metrics.LEADER.clear()  # the next start may need other Leases
         self.queue.close()
         await self._poller.close()
-        if self._settings.leader_election:
-            for lease in self._leases:
-                await lease.release()
+        await asyncio.gather(*(lease.release() for lease in self._leases))
         for server in self._servers:
             await server.cleanup()
         for client in (self._api, self._steady, self._ask):
@@ -402,8 +399,6 @@ class App:
             silent_s = now - reflector.last_data_at
             if reflector.synced.is_set() and silent_s > 4 * SILENCE_S:
                 return f"no data from the {reflector.what} watch for {silent_s:.0f} s"
-        if self.queue.stalled_s() > LONGEST_STALL_S:
-            return f"jobs are waiting, but none was taken from the queue for {self.queue.stalled_s():.0f} s"
         return None
 
     def _readiness_problem(self) -> str | None:

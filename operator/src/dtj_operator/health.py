@@ -1,4 +1,4 @@
-"""Serves /healthz (workers make progress), /readyz (caches are filled) and /metrics (Prometheus).
+"""Serves /healthz (the watches get data), /readyz (caches are filled) and /metrics (Prometheus).
 
 They run on the event loop of the workers, so if the loop hangs the probe fails and the container is
 restarted.

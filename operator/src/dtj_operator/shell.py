@@ -15,7 +15,10 @@ from dtj_operator.model import names
 from dtj_operator.model.names import Key
 from dtj_operator.settings import Settings
 
-RESTART_PAUSE_S = 2.0  # before kopf is started again; doubles up to CALM_S
+# While nothing listens, the liveness probe of the chart fails; after 20 to 30 s the container is killed.
+RESTART_PAUSE_S = 2.0  # before kopf is started again; doubles up to LONGEST_PAUSE_S
+LONGEST_PAUSE_S = 10.0
+NAMESPACES_S = 5.0  # at a start, a namespace about which there is no answer yet counts as one to serve
 CALM_S = 60.0  # kopf has worked if it fails only after this time
 
 _log = logging.getLogger(__name__)
@@ -41,7 +44,8 @@ def run(settings: Settings) -> None:
         except Exception as error:
             if "app" not in memo:
                 raise CannotStart(memo.get("why", str(error))) from error
-            pause_s = RESTART_PAUSE_S if time.monotonic() - began > CALM_S else min(2 * pause_s, CALM_S)
+            calm = time.monotonic() - began > CALM_S
+            pause_s = RESTART_PAUSE_S if calm else min(2 * pause_s, LONGEST_PAUSE_S)
             _log.error("kopf failed; restarting it", extra={"error": str(error), "retry_in_s": pause_s})
             # Not time.sleep: libfaketime, with which the tests set the clock, lets it fail.
             asyncio.run(asyncio.sleep(pause_s))
@@ -78,7 +82,8 @@ async def _narrowed(settings: Settings) -> Settings:
     """The settings with only those namespaces that can be served."""
     if not settings.namespaces:
         return settings
-    return replace(settings, namespaces=await scope.find(settings, await config.load()))
+    found = await scope.find(settings, await config.load(), settings.namespaces, within_s=NAMESPACES_S)
+    return replace(settings, namespaces=found)
 
 
 def _registry(settings: Settings) -> kopf.OperatorRegistry:

@@ -46,6 +46,12 @@ ROWS: list[tuple[str, Series, Series]] = [
         {'dtj_leader{lease="a/dtj",pod="1"}': "0x60", 'dtj_leader{lease="b/dtj",pod="2"}': "1x60"},
         {'dtj_leader{lease="a/dtj",pod="1"}': "0x60", 'dtj_leader{lease="a/dtj",pod="2"}': "1x60"},
     ),
+    (
+        "DtjNoLeader",  # all pods of one of two installations are gone; an upgrade replaces the pods
+        {'dtj_leader{lease="a/dtj",pod="1"}': "1x30 stale", 'dtj_leader{lease="b/dtj",pod="2"}': "1x60"},
+        {'dtj_leader{lease="a/dtj",pod="1"}': "1x30 stale", 'dtj_leader{lease="a/dtj",pod="2"}': "_x30 1x30"},
+    ),
+    ("DtjNoLeader", {'dtj_leader{lease="a/dtj"}': "1x30 stale"}, {'dtj_leader{lease="a/dtj"}': "1x60"}),
     ("DtjNoLeader", {"up": "1x60"}, {'dtj_leader{lease="a/dtj"}': "1x60"}),
     (
         "DtjTwoLeaders",
@@ -58,11 +64,6 @@ ROWS: list[tuple[str, Series, Series]] = [
             'dtj_leader{namespace="a",job="o",lease="b/dtj",pod="1"}': "1x60",
             'dtj_leader{namespace="b",job="o",lease="a/dtj",pod="2"}': "0x60",
         },
-    ),
-    (
-        "DtjQueueStalled",
-        {"dtj_queue_depth": "3x60", 'dtj_reconciles_total{result="done"}': "9x60"},
-        {"dtj_queue_depth": "3x60", 'dtj_reconciles_total{result="done"}': "0+1x60"},
     ),
     (
         "DtjQueueSlow",

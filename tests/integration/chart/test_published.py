@@ -6,6 +6,7 @@ import io
 import json
 import tarfile
 import uuid
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,6 +166,9 @@ def test_signature_covers_every_file_and_so_every_digest(released: Released, tmp
     unlisted = {"SHA256SUMS", "SHA256SUMS.sig", "release.pub"}
     assert listed == {path.name for path in folder.iterdir()} - unlisted
     assert len([name for name in listed if name.endswith(".whl")]) == 3
+    (client,) = folder.glob("dtj_client-*.whl")
+    with zipfile.ZipFile(client) as wheel:
+        assert f'"{released.to}/trainer:' in wheel.read("dtj_client/manifest.py").decode()
     proc.run("sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS", cwd=folder)
 
     def verified(sums: Path) -> bool:

@@ -154,13 +154,20 @@ def test_common_labels_are_on_every_object_of_the_chart(render: Render):
     assert [each for each in made if each["metadata"]["labels"].get("cost-center") != "a"] == []
 
 
-def test_notes_say_what_to_do_next(helm: Helm, plane: ControlPlane):
-    # helm prints notes only for an installation; a server-side dry run changes nothing.
-    kubeconfig = f"--kubeconfig={plane.kubectl.kubeconfig}"
-    notes = helm("install", "dtj", str(CHART), kubeconfig, "--dry-run=server", "--take-ownership").partition(
-        "NOTES:"
-    )[2]
+@pytest.mark.parametrize("install", [True, False])
+def test_notes_say_what_to_do_next(helm: Helm, install: bool):
+    # helm prints notes only for an installation; a dry run needs no cluster.
+    values = {"crds": {"install": install, "keep": False}}
+    notes = helm("install", "dtj", str(CHART), "--dry-run=client", given=values).partition("NOTES:")[2]
     assert "kubectl apply -f examples/digits-ddp.yaml" in notes
+    assert ("delete the CRD" in notes) is install, "a CRD of another release is never deleted"
+
+
+def test_names_of_digits_are_text(helm: Helm, validate: Callable[[Json, str], None]):
+    values = {**CASES["everything set"], "watchNamespaces": ["2026"], "priorityClassName": "1000"}
+    printed = helm("template", "2024", str(CHART), "--namespace=2025", "--kube-version=1.35.0", given=values)
+    for manifest in filter(None, yaml.safe_load_all(printed)):
+        validate(manifest, KUBERNETES[-1])
 
 
 @case
@@ -267,6 +274,18 @@ def test_each_watched_namespace_has_its_own_roles_and_no_right_beyond(render: Re
     assert bindings == roles == {(where, name) for where in ("team-a", "team-b") for name in names}
     assert kinds(manifests, "ClusterRoleBinding") == []
     assert "--namespace=team-a,team-b" in deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+
+
+def test_policy_about_authors_is_that_of_the_watched_namespaces(render: Render):
+    """Another release may serve the other namespaces, without such a policy."""
+    values: Json = {"watchNamespaces": ["team-a", "team-b"], "jobPolicy": {"forbid": ["hostPath"]}}
+    (binding,) = (
+        each["spec"]
+        for each in kinds(render(values), "ValidatingAdmissionPolicyBinding")
+        if each["metadata"]["name"].endswith("-jobs")
+    )
+    chosen = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["team-a", "team-b"]}
+    assert binding["matchResources"] == {"namespaceSelector": {"matchExpressions": [chosen]}}
 
 
 @pytest.mark.parametrize("watched", [[], ["team-a", "team-b"]], ids=["all", "two"])
@@ -379,6 +398,11 @@ REFUSED = [
         "a peer whose block has no length",
         {"network": {"allowFrom": [{"ipBlock": {"cidr": "10.0.0.7"}}]}},
         "at '/network/allowFrom/0/ipBlock/cidr': '10.0.0.7' does not match pattern",
+    ),
+    (
+        "a misspelt key of a label",
+        {"network": {"allowFrom": [{"podSelector": {"matchLabels": {"kubernetes.io/metadata/name": "a"}}}]}},
+        "invalid propertyName 'kubernetes.io/metadata/name'",
     ),
     (
         "a peer that is a block of some pods",

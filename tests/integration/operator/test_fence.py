@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.integration import api as rest
-from tests.integration.api import PODS, POLICIES, SERVICES, WITHIN_S, Api, ApiError
+from tests.integration.api import JOBS, PODS, POLICIES, SERVICES, WITHIN_S, Api, ApiError
 from tests.integration.chart.conftest import CHART, Helm
 from tests.integration.controlplane import ControlPlane
 from tests.integration.operator.conftest import FENCE, Cluster, job
@@ -117,7 +117,10 @@ async def test_jobs_are_deleted_only_after_they_finished(thief: Api, cluster: Cl
 async def author(granted: ControlPlane, helm: Helm, namespace: str) -> AsyncIterator[Api]:
     """Return a client of a user who may create jobs but no pods; the policy for authors is installed."""
     forbid = ["hostPath", "privileged", "hostNamespaces", "serviceAccounts"]
-    values: Json = {"jobPolicy": {"authorMayCreatePods": True, "forbid": forbid}}
+    values: Json = {
+        "watchNamespaces": [namespace],
+        "jobPolicy": {"authorMayCreatePods": True, "forbid": forbid},
+    }
     rendered = yaml.safe_load_all(helm("template", "authors", str(CHART), given=values))
     items = [each for each in rendered if each and each["kind"] in FENCE]
     manifests = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
@@ -178,6 +181,9 @@ async def test_author_of_a_job_needs_the_rights_of_its_pods(
         volumes=[SCRATCH], initContainers=[first()], hostIPC=False, serviceAccountName="default"
     )
     await author.call("POST", cluster.jobs, allowed, query=DRY)
+
+    # Another release may serve another namespace.
+    await cluster.api.call("POST", JOBS.format("default"), FORBIDDEN[0][1], query=DRY)
 
     # A user who only suspends or scales a job does not choose its pods.
     kubectl("delete", "rolebinding", "pods", where)

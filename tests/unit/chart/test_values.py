@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+from jsonschema import Draft7Validator  # type: ignore[import-untyped]
 
 from tests.docs import chart_values
+from tests.unit.dtj_operator.model.test_peers import ACCEPTED, REFUSED, block
 
 CHART = Path(__file__).parents[3] / "charts/dtj-operator"
 Json = dict[str, Any]
@@ -64,6 +67,38 @@ def test_every_value_is_in_the_schema_and_nothing_else_is():
     definitions = schema["definitions"]
     of_parents = {"global", "enabled"}
     assert set(names(schema)) - of_parents == set(leaves(yaml.safe_load((CHART / "values.yaml").read_text())))
+
+
+@pytest.mark.parametrize("peer", [pytest.param(peer, id=name) for name, peer in ACCEPTED])
+def test_schema_accepts_the_peers_that_the_operator_takes(peer: Json):
+    assert not problems_of_peer(peer)
+
+
+# What a short pattern cannot find; the operator does.
+SUBTLE = {
+    "a part outside",
+    "a part of the other family",
+    "a block without all of it",
+    "a key with an empty part",
+}
+
+
+@pytest.mark.parametrize(
+    "peer",
+    [
+        *(pytest.param(peer, id=name) for name, peer, _ in REFUSED if name not in SUBTLE),
+        *(pytest.param(block(cidr), id=cidr) for cidr in ("10.1.2.3/8", "10.1.2.3/16", "10.1.2.3/24")),
+    ],
+)
+def test_schema_refuses_the_peers_that_stop_the_operator(peer: Json):
+    """Helm tells the user at once; otherwise the operator would end at each start."""
+    assert problems_of_peer(peer)
+
+
+def problems_of_peer(peer: Json) -> list[str]:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    found = Draft7Validator(schema).iter_errors({"network": {"allowFrom": [peer]}})
+    return [error.message for error in found if [*error.absolute_path][:1] == ["network"]]
 
 
 def test_series_of_kube_state_metrics_are_fields_of_the_crd():

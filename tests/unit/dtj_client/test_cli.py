@@ -83,7 +83,7 @@ def test_dry_run_of_a_file_takes_the_name_of_the_option(capsys: pytest.CaptureFi
         for each in yaml.safe_load_all(Path("examples/checkpointed.yaml").read_text())
         if each["kind"] == "DistributedTrainingJob"
     ]
-    assert claim["metadata"]["name"] == "runs"
+    assert claim["metadata"]["name"] == "checkpointed"
     assert job == {**given, "metadata": {"name": "second"}}
 
 

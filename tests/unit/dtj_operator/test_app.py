@@ -395,6 +395,14 @@ async def test_operator_of_two_namespaces_leads_in_none_before_it_has_both_lease
         assert (leads("a/dtj-operator"), leads("b/dtj-operator")) == (0, 0)
 
 
+async def test_all_leases_are_released_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be hundreds, and the process is killed 10 s after SIGTERM."""
+    both = asyncio.Barrier(2)
+    async with asyncio.timeout(60), running(Lists(), "--namespace=a,b") as app:
+        for each in app._leases:
+            monkeypatch.setattr(each, "release", both.wait)
+
+
 async def test_operator_that_has_stopped_counts_no_jobs() -> None:
     """Its process may start again as a follower."""
     async with running(Lists()):

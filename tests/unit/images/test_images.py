@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import tomllib
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import yaml
 
 from dtj_operator import VERSION
 from tests.cluster import images
+from tests.cluster.errors import ClusterError
+from tests.release import files
 
 ROOT = Path(__file__).parents[3]
 DOCKERFILES = sorted((ROOT / "images").rglob("Dockerfile*"))
@@ -30,6 +33,19 @@ def test_build_on_the_public_base_is_the_cuda_trainer():
     public, own = images.candidates("trainer")
     assert images.public_names("trainer", own) == ["ghcr.io/dtj-dev/trainer:0.1.0-cpu"]
     assert "ghcr.io/dtj-dev/trainer:0.1.0" in images.public_names("trainer", public)
+
+
+def test_client_of_a_release_names_the_images_of_its_registry(tmp_path: Path):
+    module = tmp_path / "manifest.py"
+    module.write_text((ROOT / "client/src/dtj_client/manifest.py").read_text())
+
+    files.name_images(module, "registry.example.com/dtj")
+
+    made = runpy.run_path(str(module))
+    assert made["CPU_IMAGE"] == "registry.example.com/dtj/trainer:0.1.0-cpu"
+    assert made["GPU_IMAGE"] == "registry.example.com/dtj/trainer:0.1.0"
+    with pytest.raises(ClusterError, match="names no image"):
+        files.name_images(module, "registry.example.com/dtj")
 
 
 def test_operator_image_has_the_tested_versions():

@@ -57,15 +57,9 @@ class WorkQueue(Generic[K]):
         self._busy: set[K] = set()
         self._timers: dict[K, tuple[asyncio.TimerHandle, float]] = {}  # timer, and when its patience ends
         self._failures: dict[K, int] = {}
-        self._taken_at = float("-inf")
 
     def __len__(self) -> int:
         return len(self._waiting)
-
-    def stalled_s(self) -> float:
-        """Seconds for which keys have been waiting and none was taken."""
-        first = next(iter(self._waiting.values()), None)
-        return 0.0 if first is None else asyncio.get_running_loop().time() - max(first.since, self._taken_at)
 
     def add(self, key: K, *, patience_s: float = 0.0) -> None:
         """Add the key; for `patience_s` it yields to more urgent keys."""
@@ -116,8 +110,7 @@ class WorkQueue(Generic[K]):
     async def take(self) -> AsyncIterator[tuple[K, float]]:
         """Hold the next key; yields it with the seconds that it was queued."""
         key, place = await self._next()
-        self._taken_at = asyncio.get_running_loop().time()
-        waited = self._taken_at - place.since
+        waited = asyncio.get_running_loop().time() - place.since
         self._busy.add(key)
         try:
             yield key, waited

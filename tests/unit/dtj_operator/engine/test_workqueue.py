@@ -111,20 +111,6 @@ async def test_key_that_failed_yields_to_urgent_keys_for_as_long_as_its_back_off
     assert [await next_key(queue) for _ in range(2)] == ["failed", "urgent"]
 
 
-async def test_queue_is_stalled_while_keys_wait_and_none_is_taken(queue: WorkQueue[str]) -> None:
-    assert queue.stalled_s() == 0
-    for key in "abc":
-        queue.add(key)
-    await asyncio.sleep(7)
-
-    assert queue.stalled_s() == pytest.approx(7)
-    async with queue.take() as (_, waited):
-        assert waited == pytest.approx(7)
-    assert queue.stalled_s() == 0, "the others are old, but they are being worked on"
-    await asyncio.sleep(2)
-    assert queue.stalled_s() == pytest.approx(2)
-
-
 async def test_no_key_is_added_after_close(queue: WorkQueue[str]) -> None:
     queue.add_after("a", 1)
     queue.close()

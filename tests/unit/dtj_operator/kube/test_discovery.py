@@ -1,14 +1,16 @@
 """Whether the jobs may be read, and which namespaces can be served."""
 
+import asyncio
 from random import Random
 
 import pytest
+from aiohttp import web
 
 from dtj_operator import scope, settings
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.discovery import first_served, missing_right, serves_jobs
-from tests.unit.dtj_operator.kube.server import Handler, lacks, refuses, says, serving, streams
+from tests.unit.dtj_operator.kube.server import Handler, lacks, refuses, says, serving, stall, streams
 
 param = pytest.param
 LISTED = says({"metadata": {"resourceVersion": "7"}, "items": []})
@@ -81,11 +83,18 @@ async def test_missing_right_to_read_jobs_is_quoted(script: list[Handler], expec
         assert server.asked[1][2] == {"watch": "true", "resourceVersion": "7"}
 
 
+@pytest.fixture
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the answers of a script are about one namespace after the other."""
+    monkeypatch.setattr(scope, "AT_ONCE", 1)
+
+
+@pytest.mark.usefixtures("one_by_one")
 async def test_namespace_whose_jobs_may_not_be_read_is_left_out() -> None:
     flags = settings.parse(["--namespace=a,b", "--no-leader-election"], {})
     pods = says({"metadata": {}, "items": []})
     async with serving(pods, refuses(403, "Forbidden", "no list"), pods, LISTED, streams()) as server:
-        assert await scope.find(flags, server.config) == ["b"]
+        assert await scope.find(flags, server.config, flags.namespaces) == ["b"]
 
 
 QUOTA = refuses(403, "Forbidden", "exceeded quota: count/leases.coordination.k8s.io=1")
@@ -103,9 +112,36 @@ MADE, TAKEN = says({"metadata": {}}, 201), refuses(409, "AlreadyExists")
         param([refuses(403, "Forbidden", "no get")], False, id="it may not be read"),
     ],
 )
+@pytest.mark.usefixtures("one_by_one")
 async def test_namespace_is_served_only_with_its_lease(script: list[Handler], served: bool) -> None:
     flags = settings.parse(["--namespace=a,b"], {})
     pods = says({"metadata": {}, "items": []})
     async with serving(pods, *script, pods, HAS_LEASE, LISTED, streams()) as server:
-        assert await scope.find(flags, server.config) == (["a", "b"] if served else ["b"])
+        assert await scope.find(flags, server.config, flags.namespaces) == (["a", "b"] if served else ["b"])
     assert any(method == "POST" for method, *_ in server.asked) == (script[0] is NO_LEASE)
+
+
+TEAMS = settings.parse([f"--namespace={','.join(f'team-{number}' for number in range(9))}"], {})
+
+
+async def test_namespace_without_an_answer_in_time_stays_as_it_was() -> None:
+    before = TEAMS.namespaces[:2]
+    async with serving(*[stall] * 9) as server, asyncio.timeout(5):
+        assert await scope.find(TEAMS, server.config, before, within_s=0.01) == before
+
+
+async def test_a_limited_number_of_namespaces_is_asked_for_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scope, "AT_ONCE", 3)
+    three, together, most = asyncio.Barrier(3), 0, 0
+
+    async def forbidden(request: web.Request) -> web.StreamResponse:
+        nonlocal together, most
+        together += 1
+        most = max(most, together)
+        await three.wait()
+        together -= 1
+        return await refuses(403)(request)
+
+    async with serving(*[forbidden] * 9) as server, asyncio.timeout(5):
+        await scope.find(TEAMS, server.config, TEAMS.namespaces)
+        assert (len(server.asked), most) == (9, 3)

@@ -23,6 +23,7 @@ def block(cidr: str, *parts: str) -> Json:
 ACCEPTED: list[tuple[str, Json]] = [
     ("all pods", {"podSelector": {}}),
     ("pods of namespaces", {"podSelector": {"matchLabels": {"a": "b"}}, "namespaceSelector": {}}),
+    ("a key with a domain", {"podSelector": {"matchLabels": {"kubernetes.io/metadata.name": ""}}}),
     ("one of some values", selects(operator="In", values=["a"])),
     ("any value", selects(operator="Exists")),
     ("any value, with an empty list", selects(operator="Exists", values=[])),
@@ -48,6 +49,22 @@ REFUSED: list[tuple[str, Json, str]] = [
     ("any value, with values", selects(operator="Exists", values=["a"]), "Exists with values"),
     ("an unknown operator", selects(operator="Is", values=["a"]), "is not In, NotIn"),
     ("no key", selects(key="", operator="Exists"), "without a key"),
+    (
+        "a key with two slashes",
+        selects(key="kubernetes.io/metadata/name", operator="Exists"),
+        "invalid label key",
+    ),
+    ("a key that ends with a blank", {"podSelector": {"matchLabels": {"app ": "a"}}}, "label key 'app '"),
+    ("a key with an empty part", selects(key="a..b/c", operator="Exists"), "invalid label key"),
+    ("a domain that is too long", selects(key=f"{'a' * 254}/b", operator="Exists"), "invalid label key"),
+    (
+        "a value with a blank",
+        {"podSelector": {"matchLabels": {"app": "a b"}}},
+        "value 'a b' of the label app",
+    ),
+    ("a value that is too long", selects(operator="In", values=["a" * 64]), "invalid value"),
+    ("a value that is a number", {"podSelector": {"matchLabels": {"app": 1}}}, "invalid value 1"),
+    ("an unknown address", block("1:2.3/999"), "not like"),
 ]
 
 
@@ -63,12 +80,18 @@ def test_problem_of_a_peer_is_named(peer: Json, message: str) -> None:
     assert message in problem(peer)
 
 
+def test_message_about_a_range_has_the_right_one() -> None:
+    expected = "not like 10.0.0.0/8, because it has bits beyond its length: 10.1.2.3/8"
+    assert expected in problem(block("10.1.2.3/8"))
+
+
 @pytest.mark.parametrize(
     "peer",
     [
         {"podSelector": None},
         {"podSelector": {"matchLabel": {}}},
         {"podSelector": {"matchExpressions": ["app"]}},
+        {"podSelector": {"matchLabels": ["app"]}},
         {"ipBlock": "10.0.0.0/8"},
         block("10.0.0.7/8"),
     ],
