@@ -10,6 +10,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.support import forked
+
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is not a failure
 hypothesis.settings.load_profile("untimed")
 
@@ -26,6 +28,8 @@ def pytest_configure(config: pytest.Config) -> None:
     asyncio.set_event_loop(None)
     if hasattr(config, "workerinput"):
         atexit.register(_end_now, os.getpid())
+        if server := config.workerinput.get("forkserver"):
+            forked.join(server)
 
 
 def _end_now(worker: int) -> None:

@@ -27,6 +27,8 @@ PROJECTS = ("pyproject.toml", "operator/pyproject.toml", "trainer/pyproject.toml
 PROSE = (*sorted({*PAGES, *CODE}), ".ci", "Makefile", "crds", "images", *PROJECTS)
 DOCKERFILES = tuple(sorted(map(str, (ROOT / "images").rglob("Dockerfile*"))))
 PYTEST = ("pytest", "-q", "--durations=10")
+_OF_UNIT = ("chart", "crd", "images", "dtj_operator/test_schema.py")
+READ_FILES = ("tests/contract", "tests/docs", *(f"tests/unit/{name}" for name in _OF_UNIT))
 BUSY_PROCESSES = 4
 
 Command = tuple[str, ...]  # a program of the virtual environment and its arguments
@@ -56,6 +58,8 @@ SUITES: dict[str, tuple[Command, ...]] = {
     "gpu": ((*PYTEST, "tests/gpu"),),
     # Only the unit tests that execute a line changed since the last run.
     "changed": ((*PYTEST, "--testmon", "tests/unit", "tests/contract", "tests/docs"),),
+    # The unit tests that read the CRD, the chart, the images, examples and pages: testmon knows only Python.
+    "files": ((*PYTEST, *READ_FILES),),
 }
 
 # Command -> what it runs, in this order, until one fails.
@@ -80,14 +84,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="+", choices=["lint", *SUITES, *PLANS, "soak"], metavar="NAME")
     parser.add_argument("--runs", type=int, default=10, help="how many times soak runs each suite")
     given = parser.parse_args(argv)
-    if given.names[0] == "soak":
-        return soak(given.names[1:], runs=given.runs)
+    if "soak" in given.names:
+        first, *names = given.names
+        if first != "soak" or not names or not set(names) <= {"lint", *SUITES}:
+            parser.error(f"soak comes first, then what it repeats: lint, {', '.join(SUITES)}")
+        return soak(names, runs=given.runs)
     failed = False
     for name in given.names:
-        results = list(until_one_fails(PLANS.get(name, (name,))))
+        results = list(until_one_fails(parts(name)))
         print(table(name, results, tomllib.loads(BUDGET.read_text())))
         failed = failed or not all(result.passed for result in results)
     return int(failed)
+
+
+def parts(name: str) -> tuple[str, ...]:
+    """Return lint and the suites that a name stands for."""
+    found = PLANS.get(name, (name,))
+    return (*found, "files") if name == "check" and has_changed_files() else found
+
+
+def has_changed_files() -> bool:
+    """Whether files that are not Python differ from the last commit."""
+    command = ("git", "status", "--porcelain", "--no-renames", "-uall")
+    found = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return not all(line.endswith(".py") for line in found.splitlines())
 
 
 def until_one_fails(names: Sequence[str]) -> Iterator[Result]:

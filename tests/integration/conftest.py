@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,12 +18,19 @@ from tests.cluster.errors import ClusterError
 from tests.integration import controlplane
 from tests.integration.controlplane import ControlPlane
 from tests.integration.direct import NAMESPACES, Direct
+from tests.integration.operator.process import warm
+from tests.support import forked
 from tests.support.kubectl import Kubectl
 
 PROGRAMS = (*controlplane.PROGRAMS, "helm")
 # The control plane collects garbage less often: the tests take a fifth less processor time, and more memory.
 os.environ.setdefault("GOGC", "400")
 LIMIT_S = 300  # default for a test; longer than any wait in a test, so that the error of the wait is shown
+
+
+def pytest_configure_node(node: Any) -> None:
+    """Let the workers of pytest-xdist fork operators from one server, and it begin with its imports now."""
+    node.workerinput["forkserver"] = forked.serve(warm())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -25,7 +25,7 @@ from tests.support.forked import warmed
 DEADLINE_S = 240.0
 # Arguments that make a training run of a recipe take seconds; they replace those of an example or a page.
 SMALL = {
-    "dtj.recipes.text:recipe": ("epochs=1", "kilobytes=8", "layers=2", "width=64", "context=32", "sample=1"),
+    "dtj.recipes.text:recipe": ("epochs=1", "kilobytes=8", "layers=1", "width=64", "context=32", "sample=1"),
     "dtj.recipes.digits:recipe": ("epochs=1",),
 }
 _OWN = ("DTJ_", "OMP_", "PET_")

@@ -14,8 +14,10 @@ import signal
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 
 def warmed(*modules: str) -> ForkServerContext:
@@ -23,6 +25,24 @@ def warmed(*modules: str) -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.support.uncollected", *modules, __name__, "tests.support.frozen"])
     return context
+
+
+def serve(_: ForkServerContext) -> str:
+    """Start the server of what `warmed` returned, and return its address; it ends with this process."""
+    forkserver.ensure_running()
+    server: Any = forkserver._forkserver
+    return str(server._forkserver_address)
+
+
+def join(address: str) -> None:
+    """Let this process fork from the server at `address`, which another has started, and not from its own.
+
+    The workers of pytest-xdist share one: what it imports takes 5 s of CPU time.
+    """
+    server: Any = forkserver._forkserver
+    server._forkserver_address = address
+    _, server._forkserver_alive_fd = os.pipe()  # each child gets it, to reach the server as its parent does
+    server.ensure_running = resource_tracker.ensure_running
 
 
 class Forked:

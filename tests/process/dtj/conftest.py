@@ -19,7 +19,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 SMALL = PROGRAMS / "small.py"
 STEPS = 16
 SIZES = {"STEPS": STEPS, "SAMPLES": 96}
-SHAPE = Shape(vocabulary=32, context=8, layers=3, heads=4, width=16)  # of programs/gpt.py
+SHAPE = Shape(vocabulary=32, context=8, layers=2, heads=4, width=16)  # of programs/gpt.py
 
 
 @pytest.fixture(scope="session")

@@ -239,20 +239,20 @@ def test_hung_plain_script_is_restarted(finish: Finish, tmp_path: Path) -> None:
 
 
 def test_long_evaluation_and_declared_pause_are_not_hangs(finish: Finish, tmp_path: Path) -> None:
-    """Each lasts longer than a step may take."""
+    """Each lasts for longer than it takes to notice a hang, which is twice as long as a step may take."""
     flags = ("run", "--nproc", 2, "--max-restarts", 0, SMALL)
-    env = {"EVALUATE_EVERY": 10, "EVALUATE_S": 0.065, "PAUSE_AT": 10, "PAUSE_S": 3}  # 48 samples a rank
+    env = {"EVALUATE_EVERY": 10, "EVALUATE_S": 0.17, "PAUSE_AT": 10, "PAUSE_S": 8}  # 48 samples a rank
     ended = finish(*flags, OUT=tmp_path, PLAIN=1, DTJ_HANG_SECONDS=2, **env, **SIZES)
     assert ended.code == 0, ended.err
-    assert "the stacks of all ranks follow" not in ended.err
+    assert "no step for" not in ended.err
 
 
 def test_work_after_the_last_step_is_not_a_hang(finish: Finish, tmp_path: Path) -> None:
-    """Writing a sample or exporting the model takes longer than a step may take."""
+    """Writing a sample or exporting the model takes longer than it takes to notice a hang."""
     flags = ("run", "--nproc", 2, "--max-restarts", 0, SMALL)
-    ended = finish(*flags, OUT=tmp_path, PLAIN=1, DTJ_HANG_SECONDS=2, AFTERWARDS_S=3, **SIZES)
+    ended = finish(*flags, OUT=tmp_path, PLAIN=1, DTJ_HANG_SECONDS=2, AFTERWARDS_S=8, **SIZES)
     assert ended.code == 0, ended.err
-    assert "the stacks of all ranks follow" not in ended.err
+    assert "no step for" not in ended.err
 
 
 def test_rank_that_alone_leaves_the_loop_is_the_culprit(finish: Finish, tmp_path: Path) -> None:

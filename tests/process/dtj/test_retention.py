@@ -136,7 +136,7 @@ KINDS = [
 
 @pytest.mark.parametrize(
     ("small_disk", "flags"),  # more than one checkpoint takes, less than two
-    [pytest.param(kb, *kind.values, id=kind.id) for kb, kind in zip((300, 300, 1100), KINDS, strict=True)],
+    [pytest.param(kb, *kind.values, id=kind.id) for kb, kind in zip((200, 200, 780), KINDS, strict=True)],
     indirect=["small_disk"],
 )
 def test_training_continues_with_a_full_disk_and_the_last_checkpoint_stays(
@@ -154,7 +154,7 @@ def test_training_continues_with_a_full_disk_and_the_last_checkpoint_stays(
 
 @pytest.mark.parametrize(
     ("small_disk", "flags"),
-    [pytest.param(kb, *kind.values, id=kind.id) for kb, kind in zip((300, 300, 1100), KINDS, strict=True)],
+    [pytest.param(kb, *kind.values, id=kind.id) for kb, kind in zip((200, 200, 780), KINDS, strict=True)],
     indirect=["small_disk"],
 )
 @pytest.mark.parametrize("end", ["space", "stop"])

@@ -1,5 +1,6 @@
 """A rank leaves a collective that gloo would never end."""
 
+import importlib
 import os
 import signal
 import threading
@@ -16,12 +17,16 @@ import torch.distributed as dist
 from dtj import contract
 from dtj.agent.child_process import end_helper, fork_helper
 from dtj.agent.coordinator.store import Store
+from dtj.agent.rank import preload
 from dtj.parallel.ddp import RebuildableDDP
 from dtj.parallel.layout import Layout
 from dtj.parallel.pipeline import Pipeline
 from dtj.parallel.stages import Piece
 from dtj.ranks import exchange, waits
 from dtj.ranks.world import World, open_group
+
+for name in preload.MODULES:  # once, and not in each rank that is forked from this process
+    importlib.import_module(name)
 
 _BYTES = 1 << 26  # more than a connection holds
 _LEFT = 5  # an exit code

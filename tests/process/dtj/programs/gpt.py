@@ -31,7 +31,7 @@ WAIT_AT = int(os.environ.get("WAIT_AT", "-1"))  # in this step rank 1 waits for 
 LOSE_AT = int(os.environ.get("LOSE_AT", "-1"))  # after this step the last rank and all checkpoints are lost
 UNWRITABLE = int(os.environ.get("UNWRITABLE", "-1"))  # no checkpoint of this step can be written
 SAMPLES = int(os.environ.get("SAMPLES", "52"))  # a batch has 16: the last one of an epoch has fewer
-SHAPE = Shape(vocabulary=32, context=8, layers=int(os.environ.get("LAYERS", "3")), heads=4, width=16)
+SHAPE = Shape(vocabulary=32, context=8, layers=int(os.environ.get("LAYERS", "2")), heads=4, width=16)
 
 
 def held(value: torch.Tensor) -> int:
