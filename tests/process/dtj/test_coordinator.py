@@ -3,7 +3,7 @@
 import selectors
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 
 import pytest
@@ -14,7 +14,7 @@ from dtj.agent.coordinator.watch.hang import Watchdog
 from dtj.agent.wire.link import Link, Message, encode
 from dtj.agent.wire.outcome import Ending
 from dtj.agent.wire.probe import Place, Probe
-from dtj.agent.wire.protocol import PROTOCOL, Job, RankState, RestartBudget
+from dtj.agent.wire.protocol import PROTOCOL, Job, Limits, RankState, RestartBudget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +100,18 @@ def test_further_messages_of_a_refused_agent_are_ignored(pod: Pod) -> None:
     assert pod.coordinator.steps == {0: 7, 1: 7, 2: 7}
     assert [list(message) for message in stranger.receive(0.0)] == [["refused", "forGood"]]
     stranger.close()
+
+
+def test_log_says_that_a_job_does_not_grow_by_a_replica_that_has_joined(pod: Pod) -> None:
+    member = pod.coordinator.membership
+    limits = Limits(1, 4, excluded=frozenset({2}))
+    member.job = replace(member.job, limits=limits, saves=True)
+    other = Link(pod.coordinator.link(), now=0.0)
+    pod.send()
+    other.send(hello("b", replica=1, ranks={}))
+    pod.send()
+    assert pod.logged == ["a job whose --mesh does not fit 2 replicas cannot grow: replica 1 must wait"]
+    other.close()
 
 
 def test_agent_that_reconnects_early_is_not_lost_with_its_old_connection(pod: Pod) -> None:

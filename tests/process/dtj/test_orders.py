@@ -35,6 +35,7 @@ class Node:
     sent: list[Message] = field(default_factory=list)
     shown: list[str] = field(default_factory=list)
     started: list[int] = field(default_factory=list)
+    ended: list[bool] = field(default_factory=list)  # gracefully
     peer: str = "10.0.0.1"
     is_connected: bool = True
 
@@ -71,6 +72,9 @@ class Node:
     def start(self, rank: int, env: dict[str, str], **_: object) -> None:
         self.started.append(rank)
 
+    def end(self, *, gracefully: bool, step_s: float) -> None:
+        self.ended.append(gracefully)
+
 
 @pytest.fixture
 def node() -> Iterator[Node]:
@@ -106,6 +110,15 @@ def test_survivor_gets_the_new_generation_and_its_state_is_reported_again(node: 
 def test_rank_that_is_not_kept_is_restarted(node: Node) -> None:
     node.orders.obey({"form": FORM | {"generation": 2, "kept": []}})
     assert node.started == [0]
+
+
+@pytest.mark.parametrize("gracefully", [True, False])
+def test_rank_beyond_the_size_takes_part_in_the_agreed_save(node: Node, gracefully: bool) -> None:
+    """The others wait for it there: without it, they lose the steps since the last checkpoint."""
+    node.orders._placement = replace(node.orders._placement, node_rank=2)
+    order = FORM | {"generation": 2, "kept": [], "replicas": 2, "gracefully": gracefully}
+    node.orders.obey({"form": order})
+    assert (node.ended, node.started) == ([gracefully], [])
 
 
 def test_pod_that_was_asked_to_terminate_joins_no_generation(node: Node) -> None:

@@ -439,11 +439,12 @@ def test_rank_that_stops_in_time_does_not_spare_one_that_does_not(
     node.until(lambda: {"rank": "0"} in node.heard and {"rank": "1"} in node.heard, "both")
     for rank in range(2):
         supervisor.start(rank, ENV | {"RANK": str(rank)}, generation=2)
-    deadline = supervisor.deadline
-    assert deadline
+    leaving = supervisor.newest[1].leaving
+    assert leaving
+    kill_at = leaving.kill_at
     node.until_heard("generation 2")
     assert [process.generation for process in supervisor.alive()] == [2, 1]
-    assert supervisor.deadline == deadline
+    assert supervisor.deadline == kill_at
 
 
 def save_when_asked() -> None:
@@ -456,19 +457,30 @@ def save_when_asked() -> None:
         report_pipe.send({"dtj": "saved"})
 
 
-@pytest.mark.parametrize(("after_s", "is_saved"), [(100, True), (700, False)])
+@pytest.mark.parametrize(
+    ("starts_again", "after_s", "is_saved"),
+    [
+        (True, 100, True),
+        (True, 700, False),
+        pytest.param(False, 100, True, id="the job continues without this pod"),
+    ],
+)
 def test_rank_that_is_saving_has_more_time_but_not_unlimited(
-    node: Node, monkeypatch: pytest.MonkeyPatch, after_s: float, is_saved: bool
+    node: Node, monkeypatch: pytest.MonkeyPatch, starts_again: bool, after_s: float, is_saved: bool
 ) -> None:
     supervisor = node.run(save_when_asked)
     node.until_heard({"dtj": "begins"})
-    supervisor.start(0, ENV, generation=2, gracefully=True)
+    if starts_again:
+        supervisor.start(0, ENV, generation=2, gracefully=True)
+    else:
+        supervisor.end(gracefully=True, step_s=0.0)
     node.until_heard({"dtj": "saves"})
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + after_s)
     monkeypatch.setattr(module, "time", clock)
     supervisor.tick()
     supervisor.newest[0].signal(signal.SIGTERM)
-    node.until_heard("generation 2")
+    node.until(lambda: supervisor.newest[0].generation == 2 or not supervisor.alive(), "its end")
+    assert ("generation 2" in node.heard) == starts_again
     assert ({"dtj": "saved"} in node.heard) == is_saved
     assert ("rank 0 is cut off" in node.heard) != is_saved
 
@@ -521,7 +533,7 @@ def test_rank_that_works_has_more_time_to_reach_its_save(
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda at=began + seconds: at))
         supervisor.tick()
     assert ("rank 0 is cut off" in node.heard) == is_killed
-    assert (supervisor._kill_at is None) == is_killed
+    assert (supervisor.newest[0].leaving is None) == is_killed
 
 
 @pytest.mark.parametrize(
@@ -603,7 +615,7 @@ def test_rank_with_nothing_to_save_is_replaced_at_once(node: Node) -> None:
     node.until(lambda: len(node.heard) == 2, "its child")
     supervisor.newest[0].uses_dtj = True
     supervisor.start(0, ENV, generation=2)
-    assert supervisor._kill_at is None
+    assert supervisor.newest[0].leaving is None
     node.until_heard("generation 2")
     assert not [x for x in node.heard if x == "generation 1"][1:]
 
@@ -636,7 +648,7 @@ def test_kill_cancels_pending_starts(node: Node) -> None:
     supervisor = node.run(ignore_sigterm)
     supervisor.start(0, ENV, generation=2)
     supervisor.kill()
-    assert supervisor._kill_at is None
+    assert supervisor.newest[0].leaving is None
     node.until_all_have_ended()
     assert supervisor.newest[0].generation == 1
 

@@ -324,8 +324,9 @@ class _Agent:
 
     def _finish(self) -> int:
         endings = self._supervisor.endings()
-        if self._orders.has_succeeded and outcome.first_cause(endings) and not self._stop_requests:
-            _log("the job had succeeded before this failure, so this pod ends with exit code 0")
+        if self._orders.has_succeeded and not self._stop_requests:
+            if outcome.first_cause(endings):
+                _log("the job had succeeded before this failure, so this pod ends with exit code 0")
             endings = outcome.excused(endings)
         if self._is_alone(endings):
             _log(f"all ranks are done, and replica 0 has been gone for {DONE_S:.0f} s: not waiting for it")
@@ -368,7 +369,7 @@ class _Agent:
 
 def is_done(endings: Sequence[Ending]) -> bool:
     """Whether there were ranks, and none of them failed or stopped."""
-    return bool(endings) and all(each.code == contract.EXIT_DONE for each in endings)
+    return bool(endings) and all(e.code == contract.EXIT_DONE and not e.by_agent for e in endings)
 
 
 def lacking(error: OSError) -> MachineError:

@@ -146,7 +146,7 @@ class Orders:
         self._placement = replace(self._placement, nnodes=replicas)
         if self._placement.node_rank >= replicas:
             self._log(f"the job continues with {replicas} replicas; this replica waits until it is needed")
-            self._supervisor.kill()
+            self._supervisor.end(gracefully=gracefully, step_s=self._heartbeats.step_s)
             return
         addr = self._client.peer
         address = self._use_buddy(**copies)
