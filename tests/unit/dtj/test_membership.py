@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from dtj import contract
 from dtj.agent.coordinator.membership import CAUSE_WAIT_S, LONGEST_CONNECT_S, PROOF_S, VERDICT_S, Membership
 from dtj.agent.coordinator.watch.hang import MIN_LIMIT_S, STARTUP_TIMES
 from dtj.agent.wire.outcome import Ending
@@ -27,6 +28,7 @@ from dtj.agent.wire.protocol import (
     RestartBudget,
     Say,
 )
+from tests.support.work import lines_executed
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 NOW = 100.0
@@ -377,6 +379,24 @@ def test_lost_peer_without_a_cause_is_decided_after_a_delay() -> None:
     assert found.tick(NOW + CAUSE_WAIT_S) == [Form(2, frozenset({0, 1, 2}), 3)]
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(0, id="done"),
+        pytest.param(contract.EXIT_PEER_LOST, id="without a cause yet"),
+        pytest.param(1, id="most of them after the next generation has formed"),
+    ],
+)
+def test_cost_of_a_rank_that_ends_does_not_grow_with_the_number_of_ranks(code: int) -> None:
+    """Replica 0 of a job of 16,000 ranks did nothing else for half a minute."""
+
+    def work(ranks: int) -> int:
+        found = formed(replicas=ranks)
+        return lines_executed(lambda: [found.ended(end(rank, code), 1, NOW) for rank in range(ranks)])
+
+    assert work(200) < 2.5 * work(100)
+
+
 def test_lost_peer_that_had_ended_without_a_failure_is_named() -> None:
     found = formed(restarts=0)
     found.ended(end(1, 0), 1, NOW)
@@ -684,7 +704,7 @@ def test_restarts_that_the_operator_counted_belong_to_the_row() -> None:
     [
         pytest.param(None, 3, id="unknown"),
         pytest.param(5, 3, id="all that was allowed"),
-        pytest.param(9, 3, id="never more"),
+        pytest.param(7, 5, id="maxRestarts was raised, or older ones do not count any more"),
         pytest.param(4, 2, id="the operator counted one"),
         pytest.param(2, 0, id="it counted all"),
         pytest.param(0, 0, id="it counts less in place than there was"),
@@ -697,6 +717,13 @@ def test_restarts_that_the_operator_counted_are_not_left(allowed: int | None, le
     assert fails(found, NOW)
     found.join(hello(1, "new pod", allowed=allowed), NOW)
     assert [fails(found, NOW) for _ in range(left + 1)] == [True] * left + [False]
+
+
+def test_pod_that_was_created_earlier_does_not_change_what_is_left() -> None:
+    found = plain(restarts=5)
+    for replica, restarts, allowed, known in ((1, 2, 3, 3), (0, 1, 9, 3), (0, 3, 5, 5)):
+        found.join(hello(replica, f"pod {restarts}", restarts=restarts, allowed=allowed), NOW)
+        assert found.budget.restarts == known
 
 
 def test_only_a_new_pod_tells_what_the_operator_counted() -> None:
