@@ -85,6 +85,18 @@ def test_death_that_is_reported_after_the_new_generation_does_not_affect_it(pod:
     assert pod.coordinator.steps == {0: 7, 1: 7, 2: 7}
 
 
+@pytest.mark.parametrize("is_over", [True, False])
+def test_end_of_the_agent_waits_for_the_others_only_if_the_job_is_over(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch, is_over: bool
+) -> None:
+    """Else they do not hang up, and the pod of replica 0 ends 5 s later, which delays its replacement."""
+    waits: list[bool] = []
+    monkeypatch.setattr(Link, "wait_closed", lambda _, until: waits.append(until > time.monotonic()))
+    pod.coordinator.membership.is_over = is_over
+    pod.coordinator.close()
+    assert waits == [is_over]
+
+
 def test_step_of_a_dead_rank_is_not_credited_to_its_successor(pod: Pod) -> None:
     pod.send(killed(1, 1), heartbeats(1, 6, 1))
     assert 1 not in pod.coordinator.steps

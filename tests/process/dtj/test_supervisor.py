@@ -1,6 +1,7 @@
 """Ranks of a pod as real processes, without a coordinator."""
 
 import contextlib
+import errno
 import os
 import selectors
 import signal
@@ -270,15 +271,28 @@ def say_and_fail() -> None:
     os._exit(3)
 
 
-@pytest.mark.parametrize("has_pidfd", [True, False])
+def refuse_pidfd(_: int) -> int:
+    raise OSError(errno.EPERM, "Operation not permitted")
+
+
+@pytest.mark.parametrize(
+    "pidfd_open",
+    [
+        os.pidfd_open,
+        pytest.param(None, id="Python without it"),
+        pytest.param(refuse_pidfd, id="refused by a filter of system calls"),
+    ],
+)
 def test_last_output_of_a_rank_comes_before_its_exit(
-    node: Node, monkeypatch: pytest.MonkeyPatch, has_pidfd: bool
+    node: Node, monkeypatch: pytest.MonkeyPatch, pidfd_open: Callable[[int], int] | None
 ) -> None:
-    if not has_pidfd:
+    if pidfd_open:
+        monkeypatch.setattr(os, "pidfd_open", pidfd_open)
+    else:
         monkeypatch.delattr(os, "pidfd_open")
     supervisor = node.run(say_and_fail)
     process = supervisor.newest[0]
-    if not has_pidfd:
+    if pidfd_open in {None, refuse_pidfd}:
         _, status = os.waitpid(process.pid, 0)
         supervisor.reaped(process.pid + 1, 0)
         assert supervisor.alive() == [process], "that was another process"

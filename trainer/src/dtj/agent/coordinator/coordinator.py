@@ -26,6 +26,7 @@ from dtj.agent.wire.signs import Activity, Heartbeat
 
 _MAX_LISTED = 8  # replicas or ranks listed in one log line
 _TELL_EVERY_S = 10.0  # which replicas are missing
+_LINGER_S = 5.0
 
 
 class Coordinator:
@@ -118,10 +119,10 @@ class Coordinator:
         return True
 
     def close(self) -> None:
-        """Stop the store and close all connections, once the agents know the result."""
+        """Stop the store and close all connections; if the job is over, once the agents know the result."""
         if self._store:
             self._store.stop()
-        self._links.close()
+        self._links.close(linger_s=_LINGER_S if self.membership.is_over else 0.0)
 
     def _on_message(self, link: Link, message: Message) -> None:
         hello = self._links.hellos[link]

@@ -85,7 +85,7 @@ class CoordinatorClient:
     def connect(self) -> None:
         """Start to connect; retries until it succeeds."""
         self._reconnect_at = None
-        self._connector = Connector(*self._address, agents=self._agents)
+        self._connector = Connector(*self._address, agents=self._agents, log=self._log)
         self._selector.register(self._connector, selectors.EVENT_READ, self._on_connected)
 
     def attach(self, sock: socket.socket) -> None:

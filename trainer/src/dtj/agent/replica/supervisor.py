@@ -3,6 +3,7 @@
 It knows processes and pipes; `orders.py` decides which rank runs when.
 """
 
+import errno
 import os
 import selectors
 import signal
@@ -23,6 +24,8 @@ _TERM_GRACE_S = 5.0
 _SAVE_S = 60.0
 # It gets as long again, up to this limit, if it is in a save, or has shown that it works (run.evaluate).
 _LONGEST_SAVE_S = 600.0
+# Of an old kernel, and of a filter of system calls.
+_NO_PIDFD = (errno.ENOSYS, errno.EPERM, errno.EINVAL)
 
 
 class Listener(Protocol):
@@ -204,10 +207,15 @@ class Supervisor:
         self._finish(process, -signal.SIGKILL)
 
     def _watch_death(self, process: RankProcess) -> None:
-        """Watch a pidfd, since SIGCHLD does not preserve the order of deaths."""
-        if not hasattr(os, "pidfd_open"):
+        """Watch a pidfd; if that is refused, SIGCHLD has to do, which does not keep the order of deaths."""
+        try:
+            fd = os.pidfd_open(process.pid)
+        except AttributeError:  # Python without it
             return
-        fd = os.pidfd_open(process.pid)
+        except OSError as error:
+            if error.errno in _NO_PIDFD:
+                return
+            raise
         self._death_fds[process.pid] = fd
         self._selector.register(fd, selectors.EVENT_READ, lambda: self._on_death(process))
 
