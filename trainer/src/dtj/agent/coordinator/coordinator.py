@@ -90,7 +90,7 @@ class Coordinator:
         for hello in self._links.keep_alive(self._with_state({"keepalive": True}), now):
             if hello and self._is_present(hello):
                 self._log(f"no message from replica {hello.replica} for {SILENCE_S:.0f} s")
-                self._act(self.membership.leave(hello.incarnation, now, silent=True))
+                self.membership.leave(hello.incarnation, now, silent=True)
                 self.ledger.fault(now)
         self._drop_closed()
         self._log_missing(now)
@@ -138,18 +138,17 @@ class Coordinator:
             self._log(f"closed the connection to replica {hello.replica}: malformed message ({error})")
             link.close()
         else:
-            self._act(self._handle(hello, fact))
+            self._handle(hello, fact)
 
-    def _handle(self, hello: Hello, fact: facts.Fact | None) -> list[Action]:
+    def _handle(self, hello: Hello, fact: facts.Fact | None) -> None:
         now, member = time.monotonic(), self.membership
-        actions: list[Action] = []
         match fact:
             case facts.Ready(rank, generation):
-                actions = member.ready(rank, generation, now)
+                self._act(member.ready(rank, generation, now))
             case facts.Hold(rank, holds):
-                actions = member.hold(rank, holds=holds)
+                member.hold(rank, holds=holds)
             case facts.Heartbeats(heartbeats):
-                actions = self._on_heartbeats(heartbeats, now)
+                self._on_heartbeats(heartbeats, now)
             case facts.Activities(activities):
                 self._on_activity(activities, now)
             case facts.Probes(probes, number) if self._is_watched:
@@ -157,16 +156,15 @@ class Coordinator:
             case facts.Saves(0, works):
                 self._on_saves(now, works=works)
             case facts.Stopping():
-                actions = member.stop(hello.incarnation, now)
+                member.stop(hello.incarnation, now)
             case facts.Failure("lost", ending, generation):
-                actions = member.lost(ending, generation, now)
+                member.lost(ending, generation, now)
             case facts.Failure("failing", ending, generation):
-                actions = member.failing(ending, generation)
+                member.failing(ending, generation)
             case facts.Failure("unformed", ending, generation):
-                actions = member.unformed(ending, generation, now)
+                member.unformed(ending, generation, now)
             case facts.Failure("ended", ending, generation):
-                actions = self._on_ended(ending, generation, now)
-        return actions
+                self._act(self._on_ended(ending, generation, now))
 
     def _on_hello(self, link: Link, fields: Message) -> list[Action]:
         try:
@@ -193,8 +191,7 @@ class Coordinator:
             self._log_waiting([hello.replica])
         return actions
 
-    def _on_heartbeats(self, heartbeats: Mapping[int, Heartbeat], now: float) -> list[Action]:
-        actions: list[Action] = []
+    def _on_heartbeats(self, heartbeats: Mapping[int, Heartbeat], now: float) -> None:
         for rank, heartbeat in heartbeats.items():
             if heartbeat.generation != self.membership.state.generation:
                 continue  # from an earlier generation; a survivor sends it again
@@ -206,8 +203,7 @@ class Coordinator:
             self.steps[rank] = step
             if rank == 0:
                 self.ledger.stepped(step, heartbeat.at or now)  # rank 0's clock is this machine's
-                actions += self.membership.stepped(step, now, is_counted=heartbeat.is_counted)
-        return actions
+                self.membership.stepped(step, now, is_counted=heartbeat.is_counted)
 
     def _on_activity(self, activities: Mapping[int, Activity], now: float) -> None:
         for rank, activity in activities.items():
@@ -216,7 +212,7 @@ class Coordinator:
 
     def _on_saves(self, now: float, *, works: bool) -> None:
         could_not = self.membership.cannot_save
-        self._act(self.membership.saves(now, works=works))
+        self.membership.saves(now, works=works)
         if self.membership.cannot_save and not could_not and self._left_out:
             self._log_waiting(self._left_out)
 
@@ -340,7 +336,7 @@ class Coordinator:
         """Handle closed connections: their agents have left."""
         for hello in self._links.take_closed():
             was_present, now = self._is_present(hello), time.monotonic()
-            self._act(self.membership.leave(hello.incarnation, now))
+            self.membership.leave(hello.incarnation, now)
             if was_present and hello.replica in self.membership.missing and not self.membership.is_over:
                 self._log(f"lost the connection to replica {hello.replica}; its ranks may be alive")
                 self.ledger.fault(now)

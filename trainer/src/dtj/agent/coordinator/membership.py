@@ -61,7 +61,7 @@ ENDED_EARLY = "ended without a failure while other ranks still needed it"
 
 @dataclass(kw_only=True)
 class Membership:
-    """Every method takes one fact and returns the actions that follow."""
+    """Every method takes one fact; those after which an action may be due at once return the actions."""
 
     job: Job
     budget: RestartBudget
@@ -211,7 +211,7 @@ class Membership:
         for replica in self.missing:  # all of these were part of that generation
             self._lost_at.setdefault(replica, now)
 
-    def leave(self, incarnation: str, now: float, *, silent: bool = False) -> list[Action]:
+    def leave(self, incarnation: str, now: float, *, silent: bool = False) -> None:
         """An agent's connection is gone; its ranks may be alive.
 
         silent  no message came for long, so that its ranks may not reach the others either
@@ -230,15 +230,13 @@ class Membership:
             if silent:
                 self._silent.add(replica)
             self._schedule_resize(now)
-        return []
 
-    def hold(self, rank: int, *, holds: bool) -> list[Action]:
+    def hold(self, rank: int, *, holds: bool) -> None:
         """Whether a rank holds the run in memory and can join a new generation without a restart."""
         if not holds:
             self._healable.discard(rank)
         elif rank in self._ready:  # else it comes from a process that this generation replaces
             self._healable.add(rank)
-        return []
 
     def ready(self, rank: int, generation: int, now: float) -> list[Action]:
         """A rank waits until its generation is complete."""
@@ -248,7 +246,7 @@ class Membership:
         self._absent.pop(rank, None)
         return [Go(generation)] if len(self._ready) == len(self.job.ranks) else self._miss(now)
 
-    def stepped(self, step: int, now: float, *, is_counted: bool = False) -> list[Action]:
+    def stepped(self, step: int, now: float, *, is_counted: bool = False) -> None:
         """Rank 0 completed a step.
 
         is_counted  its optimizer's steps were counted, since the program reports none
@@ -263,43 +261,38 @@ class Membership:
         if is_new or (trains and row) or self.state.unformed:
             row = 0 if is_new or trains else row
             self.state = replace(self.state, best_step=max(step, best or 0), unformed=0, without_progress=row)
-        return []
 
     def started_within(self, seconds: float) -> None:
         """Ranks have taken up to so long from the start of a generation to their first step."""
         if seconds > self.state.startup_s:
             self.state = replace(self.state, startup_s=seconds)
 
-    def saves(self, now: float, *, works: bool) -> list[Action]:
+    def saves(self, now: float, *, works: bool) -> None:
         """Rank 0 could write to the checkpoint folder, or could not: then a new size would cost the run."""
         if works and self.cannot_save:
             self._schedule_resize(now)
         self.cannot_save = not works
-        return []
 
-    def stop(self, incarnation: str, now: float) -> list[Action]:
+    def stop(self, incarnation: str, now: float) -> None:
         """A pod was asked to terminate: it will leave, so its ranks are not restarted, however they end."""
         self.stopping |= {replica for replica, known in self.agents.items() if known == incarnation}
         self._schedule_resize(now)
-        return []
 
-    def lost(self, ending: Ending, generation: int, now: float) -> list[Action]:
+    def lost(self, ending: Ending, generation: int, now: float) -> None:
         """A rank is alive, lost its peers and waits. Usually the death is reported within milliseconds."""
         if generation == self.state.generation and self.is_formed:
             self._incident.setdefault(ending.rank, ending)
             self._decide_by(now + CAUSE_WAIT_S)
-        return []
 
-    def unformed(self, ending: Ending, generation: int, now: float) -> list[Action]:
+    def unformed(self, ending: Ending, generation: int, now: float) -> None:
         """A rank did not reach its peers: one died at that moment, packets are lost, or a machine is slow."""
         self._is_unformed = self._is_unformed or generation == self.state.generation
-        return self.lost(ending, generation, now)
+        self.lost(ending, generation, now)
 
-    def failing(self, ending: Ending, generation: int) -> list[Action]:
+    def failing(self, ending: Ending, generation: int) -> None:
         """A rank reports that it failed. It may exit later than the ranks that fail because of it."""
         if generation == self.state.generation and self.is_formed:
             self._failing[ending.rank] = ending
-        return []
 
     def ended(self, ending: Ending, generation: int, now: float) -> list[Action]:
         """A rank exited: done, stopped, or failed."""
@@ -498,7 +491,7 @@ class Membership:
         for rank, known in states.items():
             if known.lost:
                 self._is_unformed = self._is_unformed or known.is_unformed
-                actions += self.lost(known.lost, generation, now)
+                self.lost(known.lost, generation, now)
             if known.ending and rank not in self._gone:
                 actions += self.ended(known.ending, generation, now)
         if self.is_formed and self._incident:
