@@ -25,7 +25,7 @@ from dtj.agent.replica.rank_events import RankEvents
 from dtj.agent.replica.supervisor import Supervisor, soonest
 from dtj.agent.report.console import PlainConsole
 from dtj.agent.report.status import Status
-from dtj.agent.wire.link import Message
+from dtj.agent.wire.facts import Ended, Fact, Heartbeats
 from dtj.telemetry import heartbeat, report_pipe
 from tests.process.dtj.conftest import is_dead, wait_for
 
@@ -39,8 +39,8 @@ def selector() -> Iterator[selectors.BaseSelector]:
 
 
 @pytest.fixture
-def sent() -> list[Message]:
-    """Messages to the coordinator."""
+def sent() -> list[Fact]:
+    """To the coordinator."""
     return []
 
 
@@ -51,7 +51,7 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def events(sent: list[Message], said: list[str]) -> RankEvents:
+def events(sent: list[Fact], said: list[str]) -> RankEvents:
     return RankEvents(
         Status(), HeartbeatReader(every_s=0.05), send=sent.append, log=said.append, replace=None, grace_s=None
     )
@@ -174,7 +174,7 @@ def test_no_rank_is_started_once_the_pod_is_asked_to_terminate(
 
 
 def test_steps_completed_before_a_death_are_reported_before_it(
-    supervisor: Supervisor, selector: selectors.BaseSelector, sent: list[Message]
+    supervisor: Supervisor, selector: selectors.BaseSelector, sent: list[Fact]
 ) -> None:
     """They decide whether a restart made progress, and what was lost."""
     for rank in range(2):
@@ -184,8 +184,10 @@ def test_steps_completed_before_a_death_are_reported_before_it(
     while not sent:
         look(selector)
     heartbeats, ended = sent
-    assert {rank: beat.step for rank, beat in heartbeats["heartbeats"].items()} == {0: 4, 1: 5}
-    assert ended["ended"]["rank"] == 1
+    assert isinstance(heartbeats, Heartbeats)
+    assert {rank: beat.step for rank, beat in heartbeats.ranks.items()} == {0: 4, 1: 5}
+    assert isinstance(ended, Ended)
+    assert ended.ending.rank == 1
 
 
 @dataclass(kw_only=True)

@@ -49,6 +49,7 @@ from dtj.agent.report.status import Status
 from dtj.agent.report.status_page import StatusPage
 from dtj.agent.signals import SignalPipe, hang_up
 from dtj.agent.wire import outcome
+from dtj.agent.wire.facts import Stopping
 from dtj.agent.wire.link import Message
 from dtj.agent.wire.outcome import Ending
 from dtj.agent.wire.protocol import Job
@@ -255,7 +256,7 @@ class _Agent:
         self._stop_requests += 1
         self._orders.is_stopping = True
         self._status.state = "Stopping"
-        self._client.send({"stopping": True})
+        self._client.send(Stopping())
 
     def _reap(self) -> None:
         """Reap every exited child: ranks, helpers and, as pid 1, orphans."""

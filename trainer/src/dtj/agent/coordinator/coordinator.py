@@ -157,13 +157,13 @@ class Coordinator:
                 self._on_saves(now, works=works)
             case facts.Stopping():
                 member.stop(hello.incarnation, now)
-            case facts.Failure("lost", ending, generation):
+            case facts.Lost(ending, generation):
                 member.lost(ending, generation, now)
-            case facts.Failure("failing", ending, generation):
+            case facts.Failing(ending, generation):
                 member.failing(ending, generation)
-            case facts.Failure("unformed", ending, generation):
+            case facts.Unformed(ending, generation):
                 member.unformed(ending, generation, now)
-            case facts.Failure("ended", ending, generation):
+            case facts.Ended(ending, generation):
                 self._act(self._on_ended(ending, generation, now))
 
     def _on_hello(self, link: Link, fields: Message) -> list[Action]:
@@ -239,7 +239,7 @@ class Coordinator:
                     self._links.refuse(incarnation, refusal(why, for_good=for_good))
                 case End(culprit):
                     self._log_cause(culprit)
-                    self._broadcast({"end": culprit.to_json() if culprit else None})
+                    self._broadcast({"end": culprit})
                 case Say(text):
                     self._log(text)
 
