@@ -292,10 +292,10 @@ def hang(pod: Pod) -> None:
 @pytest.mark.parametrize("pod", [False], indirect=True, ids=["hangs are reported"])
 def test_hang_ends_with_its_generation(pod: Pod) -> None:
     hang(pod)
-    assert pod.coordinator.facts().hang
+    assert pod.coordinator.status_fields()["hang"]
     pod.coordinator.membership.leave("a", time.monotonic())
     pod.coordinator.tick()
-    assert pod.coordinator.facts().hang is None
+    assert pod.coordinator.status_fields()["hang"] is None
 
 
 def test_order_to_form_names_only_the_ranks_of_its_agent(pod: Pod) -> None:

@@ -322,9 +322,9 @@ class _Agent:
             self._log(message)
 
     def _publish(self) -> None:
-        facts = self._coordinator.facts() if self._coordinator else None
-        unheard_s = None if facts else round(self._client.unheard_s(time.monotonic()), 1)
-        self._page.show(self._status.document(datetime.now(UTC), job=facts, unheard_s=unheard_s))
+        fields = self._coordinator.status_fields() if self._coordinator else None
+        unheard_s = None if fields else round(self._client.unheard_s(time.monotonic()), 1)
+        self._page.show(self._status.document(datetime.now(UTC), job=fields, unheard_s=unheard_s))
 
     def _finish(self) -> int:
         endings = self._supervisor.endings()

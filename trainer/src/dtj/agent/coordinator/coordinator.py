@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from dtj.agent.coordinator.agent_links import AgentLinks
 from dtj.agent.coordinator.ledger import Ledger
@@ -16,7 +17,6 @@ from dtj.agent.coordinator.membership import ENDED_EARLY, Membership
 from dtj.agent.coordinator.store import Store
 from dtj.agent.coordinator.watch.hang import Watchdog
 from dtj.agent.coordinator.watch.monitor import Monitor
-from dtj.agent.report.status import Facts
 from dtj.agent.wire import buddies, facts, outcome
 from dtj.agent.wire.checked import printable
 from dtj.agent.wire.link import KEEPALIVE_S, SILENCE_S, Link, Message, free_ports, pace_s
@@ -25,6 +25,8 @@ from dtj.agent.wire.protocol import Action, End, Form, Go, Hello, Keeper, OtherP
 from dtj.agent.wire.signs import Activity, Heartbeat
 
 _MAX_LISTED = 8  # replicas or ranks listed in one log line
+# Ranks of other replicas, the lowest first, and missing replicas in /status: it must fit into one datagram.
+MAX_IN_STATUS = 1000
 _TELL_EVERY_S = 10.0  # which replicas are missing
 _LINGER_S = 5.0
 
@@ -341,30 +343,32 @@ class Coordinator:
                 self._log(f"lost the connection to replica {hello.replica}; its ranks may be alive")
                 self.ledger.fault(now)
 
-    def facts(self) -> Facts:
-        """What /status reports about the whole job."""
-        member, now = self.membership, time.monotonic()
-        failure = (
-            outcome.failure_fields(
-                member.failure, generation=member.failed_in, processes=member.job.processes
-            )
-            if member.failure
-            else None
-        )
-        return Facts(
-            slowest=self._monitor.slowest,
-            hang=self._monitor.hang,
-            missing=[{"replica": i, "seconds": round(s, 1)} for i, s in member.waited_for(now).items()],
-            generation=member.state.generation,
-            world_size=len(member.job.ranks) if member.state.generation else None,
-            steps=self.steps,
-            state_of=member.state_of,
-            in_place=member.state.in_place,
-            without_progress=member.state.without_progress,
-            of_newest_pod=member.restarts_before_newest,
-            failure=failure,
-            ledger={kind: round(s, 3) for kind, s in self.ledger.at(now).items()},
-        )
+    def status_fields(self) -> dict[str, Any]:
+        """The fields of /status that only the coordinator knows; `ranks` are those of other replicas."""
+        member, now, slowest = self.membership, time.monotonic(), self._monitor.slowest
+        job, state, failure = member.job, member.state, member.failure
+        elsewhere = sorted(self.steps.keys() - set(job.ranks_of(0)))[:MAX_IN_STATUS]
+        missing = list(member.waited_for(now).items())[:MAX_IN_STATUS]
+        return {
+            "generation": state.generation,
+            "worldSize": len(job.ranks) if state.generation else None,
+            "ranks": [
+                {"rank": rank, "pid": None, "state": member.state_of(rank), "step": self.steps[rank]}
+                for rank in elsewhere
+            ],
+            "slowestRank": slowest and slowest["rank"],
+            "slowest": slowest,
+            "hang": self._monitor.hang,
+            "missing": [{"replica": replica, "seconds": round(s, 1)} for replica, s in missing],
+            "restarts": {
+                "inPlace": state.in_place,
+                "withoutProgress": state.without_progress,
+                "ofNewestPod": member.restarts_before_newest,
+            },
+            "failure": failure
+            and outcome.failure_fields(failure, generation=member.failed_in, processes=job.processes),
+            "ledger": {kind: round(s, 3) for kind, s in self.ledger.at(now).items()},
+        }
 
 
 def refusal(why: str, *, for_good: bool) -> Message:
