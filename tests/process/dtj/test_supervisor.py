@@ -552,6 +552,30 @@ def test_rank_that_works_has_more_time_to_reach_its_save(
     assert (supervisor.newest[0].leaving is None) == is_killed
 
 
+def do_not_stop() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    report_pipe.send({"dtj": os.environ["RANK"]})
+    signal.sigwait({signal.SIGUSR1})
+
+
+def test_rank_that_waits_for_one_that_works_has_more_time_too(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank evaluates, the others wait for it in a collective and show no sign of life."""
+    supervisor = node.run(do_not_stop)
+    supervisor.start(1, ENV | {"RANK": "1"}, generation=1)
+    for rank in "01":
+        node.until_heard({"dtj": rank})
+    supervisor.end(gracefully=True, step_s=0.0)
+    supervisor.newest[0].heartbeat.sign()
+    began, killed = time.monotonic(), []
+    for seconds in (61, 122):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda at=began + seconds: at))
+        supervisor.tick()
+        killed.append([supervisor.newest[rank].killed_at is not None for rank in range(2)])
+    assert killed == [[False, False], [True, True]]
+
+
 @pytest.mark.parametrize(
     "message", ["", pytest.param("no step for 60 s: rank 0 is in read", id="killed as hung")]
 )
