@@ -82,7 +82,7 @@ class Agents:
         """A new connection and its hello; with a generation, that of an agent that is back."""
         sock = socket.create_connection(("127.0.0.1", self.port))
         agent = Agent(replica=replica, sock=sock, generation=generation)
-        known = RankState(generation=generation, holds=True, is_ready=True).to_json()
+        known = RankState(generation=generation, holds=True, is_ready=True)
         hello = {
             **{"protocol": PROTOCOL, "uid": "", "attempt": 0, "replica": replica, "restarts": 0},
             **{"incarnation": f"{replica:032}", "isStopping": False, "state": {}, "keeper": None},
@@ -144,7 +144,7 @@ class Agents:
                     self.receive(min(left, 0.2))
                 step = int((at - begun) / _STEP_S)
                 values = [agent.generation, step, None, [step, step * 0.5], at]
-                self.send(agent, {"heartbeats": {str(rank): values for rank in agent.ranks}})
+                self.send(agent, {"heartbeats": [{str(rank): values for rank in agent.ranks}]})
             rounds += 1
 
 
@@ -177,14 +177,14 @@ def measure(agents: int) -> Taken:
         taken.ready_s = start(job, 1)
         for agent in job.agents:
             for rank in agent.ranks:
-                job.send(agent, {"hold": rank, "holds": True})
+                job.send(agent, {"hold": [rank, True]})
         job.train(3.0)
         before = cpu_s(pid)
         job.train(REST_S)
         taken.rest_percent = 100 * (cpu_s(pid) - before) / REST_S
         dead = job.agents[agents // 2]
         ending = Ending(rank=dead.ranks.start, code=137, signal=9, at=datetime.now(UTC))
-        job.send(dead, {"ended": ending.to_json(), "generation": 1})
+        job.send(dead, {"ended": [ending, 1]})
         begun = time.monotonic()
         taken.order_s = job.until(lambda agent: agent.generation == 2, begun, "generation 2")
         taken.order_mib = sum(agent.order_bytes for agent in job.agents) / 2**20

@@ -18,7 +18,7 @@ from dtj import contract as trainer
 from dtj.agent.coordinator import membership
 from dtj.agent.options import Options
 from dtj.agent.placement import Placement
-from dtj.agent.report.status import Facts, Status
+from dtj.agent.report.status import Status
 from dtj.agent.wire import outcome
 from dtj.agent.wire.outcome import Ending
 from dtj.agent.wire.protocol import CoordinatorState, RestartBudget
@@ -202,7 +202,7 @@ def test_operator_accepts_the_status_of_replica_0_only():
         status = Status(
             job=options.job, uid=options.uid, replica=placement.node_rank, attempt=options.attempt
         )
-        return json.dumps(status.document(datetime.now(UTC), job=Facts())).encode()
+        return json.dumps(status.document(datetime.now(UTC), job={})).encode()
 
     key = names.Key(parsed.namespace, parsed.name)
     assert agent_status.parse(answer(0), key, parsed.uid, observed_at=0, address="10.0.0.1", ranks=2).rejoin

@@ -3,7 +3,7 @@
 import selectors
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import pytest
@@ -11,10 +11,12 @@ import pytest
 from dtj.agent.coordinator.coordinator import Coordinator, some
 from dtj.agent.coordinator.membership import Membership
 from dtj.agent.coordinator.watch.hang import Watchdog
+from dtj.agent.wire.facts import Heartbeats, Probes, as_message
 from dtj.agent.wire.link import Link, Message, encode
 from dtj.agent.wire.outcome import Ending
 from dtj.agent.wire.probe import Place, Probe
-from dtj.agent.wire.protocol import PROTOCOL, Job, RankState, RestartBudget
+from dtj.agent.wire.protocol import PROTOCOL, Job, Limits, RankState, RestartBudget
+from dtj.agent.wire.signs import Heartbeat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,7 @@ def hello(incarnation: str, **fields: object) -> Message:
 
 
 def ranks_of(generation: int) -> dict[int, object]:
-    return {rank: RankState(generation=generation).to_json() for rank in range(3)}
+    return {rank: RankState(generation=generation) for rank in range(3)}
 
 
 @pytest.fixture
@@ -60,7 +62,7 @@ def pod(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     agent = Link(coordinator.link(), now=0.0)
     found = Pod(watchdog=watchdog, coordinator=coordinator, selector=selector, agent=agent, logged=logged)
     found.send(hello("a", ranks=ranks_of(0)), *({"ready": [rank, 1]} for rank in range(3)))
-    found.send(*({"hold": rank, "holds": True} for rank in range(3)))
+    found.send(*({"hold": [rank, True]} for rank in range(3)))
     yield found
     agent.close()
     coordinator.close()
@@ -69,11 +71,11 @@ def pod(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 def killed(rank: int, generation: int) -> Message:
     ending = Ending(rank=rank, code=137, signal=9, at=datetime(2026, 1, 1, tzinfo=UTC))
-    return {"ended": ending.to_json(), "generation": generation}
+    return {"ended": [ending, generation]}
 
 
 def heartbeats(generation: int, step: int, *ranks: int) -> Message:
-    return {"heartbeats": {str(rank): [generation, step, None] for rank in ranks}}
+    return as_message(Heartbeats({rank: Heartbeat(generation, step, None) for rank in ranks}))
 
 
 def test_death_that_is_reported_after_the_new_generation_does_not_affect_it(pod: Pod) -> None:
@@ -83,6 +85,18 @@ def test_death_that_is_reported_after_the_new_generation_does_not_affect_it(pod:
     pod.send(heartbeats(2, 6, 0), heartbeats(2, 7, 0, 1, 2))
     assert sorted(pod.watchdog.ranks) == [0, 1, 2]
     assert pod.coordinator.steps == {0: 7, 1: 7, 2: 7}
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_end_of_the_agent_waits_for_the_others_only_if_the_job_is_over(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch, is_over: bool
+) -> None:
+    """Else they do not hang up, and the pod of replica 0 ends 5 s later, which delays its replacement."""
+    waits: list[bool] = []
+    monkeypatch.setattr(Link, "wait_closed", lambda _, until: waits.append(until > time.monotonic()))
+    pod.coordinator.membership.is_over = is_over
+    pod.coordinator.close()
+    assert waits == [is_over]
 
 
 def test_step_of_a_dead_rank_is_not_credited_to_its_successor(pod: Pod) -> None:
@@ -100,6 +114,18 @@ def test_further_messages_of_a_refused_agent_are_ignored(pod: Pod) -> None:
     assert pod.coordinator.steps == {0: 7, 1: 7, 2: 7}
     assert [list(message) for message in stranger.receive(0.0)] == [["refused", "forGood"]]
     stranger.close()
+
+
+def test_log_says_that_a_job_does_not_grow_by_a_replica_that_has_joined(pod: Pod) -> None:
+    member = pod.coordinator.membership
+    limits = Limits(1, 4, excluded=frozenset({2}))
+    member.job = replace(member.job, limits=limits, saves=True)
+    other = Link(pod.coordinator.link(), now=0.0)
+    pod.send()
+    other.send(hello("b", replica=1, ranks={}))
+    pod.send()
+    assert pod.logged == ["a job whose --mesh does not fit 2 replicas cannot grow: replica 1 must wait"]
+    other.close()
 
 
 def test_agent_that_reconnects_early_is_not_lost_with_its_old_connection(pod: Pod) -> None:
@@ -140,18 +166,19 @@ def test_connection_that_is_not_from_an_agent_is_closed(pod: Pod, line: bytes) -
         {"ready": 1},
         {"ready": [0, "x"]},
         {"ready": [99, 1]},
-        {"hold": 0, "holds": 1},
-        {"hold": {}, "holds": True},
-        {"heartbeats": {"0": [1, 2]}},
-        {"heartbeats": {"x": [1, 2, None]}},
-        {"heartbeats": {"0": [1, 1e999, None]}},
-        {"heartbeats": {"0": [1, 2, None, [1, 2.0], 3.0, 4]}},
-        {"activity": [1]},
-        {"probes": {"0": [1, False, 0.0]}, "number": 1},
-        {"ended": {"rank": 0}, "generation": 1},
-        {"ended": {"rank": 0, "code": 1, "at": "soon"}, "generation": 1},
-        {"ended": {"rank": 0, "code": 1, "at": "2026-01-01T00:00:00+00:00", "more": 1}, "generation": 1},
-        {"lost": {"rank": 7, "code": 76, "at": "2026-01-01T00:00:00+00:00"}, "generation": 1},
+        {"hold": [0, 1]},
+        {"hold": [{}, True]},
+        {"hold": {"rank": 0, "holds": True}},
+        {"heartbeats": [{"0": [1, 2]}]},
+        {"heartbeats": [{"x": [1, 2, None]}]},
+        {"heartbeats": [{"0": [1, 1e999, None]}]},
+        {"heartbeats": [{"0": [1, 2, None, [1, 2.0], 3.0, 4]}]},
+        {"activity": [[1]]},
+        {"probes": [{"0": [1, False, 0.0]}, 1]},
+        {"ended": [{"rank": 0}, 1]},
+        {"ended": [{"rank": 0, "code": 1, "at": "soon"}, 1]},
+        {"ended": [{"rank": 0, "code": 1, "at": "2026-01-01T00:00:00+00:00", "more": 1}, 1]},
+        {"lost": [{"rank": 7, "code": 76, "at": "2026-01-01T00:00:00+00:00"}, 1]},
     ],
     ids=str,
 )
@@ -235,15 +262,15 @@ def test_silent_ranks_are_probed_when_due_and_only_while_the_generation_is_forme
 
 
 def test_activity_of_a_dead_rank_is_not_credited_to_its_successor(pod: Pod) -> None:
-    pod.send({"activity": {"0": [1, False], "1": [1, False], "2": [0, False]}})
+    pod.send({"activity": [{"0": [1, False], "1": [1, False], "2": [0, False]}]})
     assert pod.watchdog.due is None
-    pod.send({"activity": {"2": [1, False]}})
+    pod.send({"activity": [{"2": [1, False]}]})
     assert pod.watchdog.due
 
 
 def test_rank_that_is_done_is_not_waited_for_even_if_its_last_step_is_reported_late(pod: Pod) -> None:
     done = Ending(rank=1, code=0, at=datetime(2026, 1, 1, tzinfo=UTC))
-    pod.send({"ended": done.to_json(), "generation": 1}, heartbeats(1, 6, 0, 1))
+    pod.send({"ended": [done, 1]}, heartbeats(1, 6, 0, 1))
     assert sorted(pod.watchdog.ranks) == [0, 2]
 
 
@@ -257,18 +284,18 @@ def hang(pod: Pod) -> None:
     while time.monotonic() < due[1]:
         time.sleep(0.001)
     pod.coordinator.tick()
-    waits = asdict(Probe(place=Place("/lib/torch/autograd/graph.py:865 in _engine_run_backward")))
-    pod.send({"probes": {str(rank): waits for rank in range(3)}, "number": 1})
+    waits = Probe(place=Place("/lib/torch/autograd/graph.py:865 in _engine_run_backward"))
+    pod.send(as_message(Probes(dict.fromkeys(range(3), waits), 1)))
     pod.coordinator.tick()
 
 
 @pytest.mark.parametrize("pod", [False], indirect=True, ids=["hangs are reported"])
 def test_hang_ends_with_its_generation(pod: Pod) -> None:
     hang(pod)
-    assert pod.coordinator.facts().hang
+    assert pod.coordinator.status_fields()["hang"]
     pod.coordinator.membership.leave("a", time.monotonic())
     pod.coordinator.tick()
-    assert pod.coordinator.facts().hang is None
+    assert pod.coordinator.status_fields()["hang"] is None
 
 
 def test_order_to_form_names_only_the_ranks_of_its_agent(pod: Pod) -> None:

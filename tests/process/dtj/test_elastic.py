@@ -89,19 +89,23 @@ def test_job_that_cannot_save_grows_once_it_can(start: Start, tmp_path: Path) ->
     assert_every_sample_once_an_epoch(out, 16)
 
 
-def test_job_does_not_grow_to_a_size_that_its_mesh_does_not_fit(start: Start, tmp_path: Path) -> None:
-    """Its ranks would refuse the size, and that error is never retried."""
+def test_job_skips_a_size_that_its_mesh_does_not_fit_and_repeats_no_step(
+    start: Start, tmp_path: Path
+) -> None:
+    """The rank that is not needed any more is healthy, and the others wait for it in the save."""
     out = tmp_path / "out"
-    job = elastic(start, out, STEPS=9, WAIT_AT=5)
+    job = elastic(start, out, NNODES=4, STEPS=9, WAIT_AT=5)
     flags = ("--checkpoint", tmp_path / "run", "--parallel", "hsdp", "--mesh", "fsdp=2")
-    pods = [job.run(index, *flags, program=PROGRAMS / "gpt.py") for index in range(2)]
-    wait_for((out / "step").exists, "the first step")
-    pods.append(job.run(2, *flags, program=PROGRAMS / "gpt.py"))
-    wait_for(lambda: "3 replicas" in pods[0].err, "the decision")
+    pods = [job.run(index, *flags, program=PROGRAMS / "gpt.py") for index in range(4)]
+    wait_for(lambda: (out / "step").exists() and (out / "step").read_text() == "4", "step 4")
+    job.evict(pods[3], 3)
+    wait_for(lambda: has_formed(pods[0], "2 replicas"), "the decision")
     (out / "go").touch()
     ended = [pod.wait() for pod in pods]
-    assert [e.code for e in ended] == [0, 0, 0], [e.err for e in ended]
-    assert "a job whose --mesh does not fit 3 replicas cannot grow: replica 2 must wait" in ended[0].err
+    assert [e.code for e in ended] == [0, 0, 0, 75], [e.err for e in ended]
+    steps = [int(line.split()[0]) for line in (out / "trace-0").read_text().splitlines()]
+    assert steps == list(range(9))
+    assert "the job continues with 2 replicas; this replica waits until it is needed" in ended[2].err
 
 
 def test_evicted_pod_in_the_middle_is_waited_for(start: Start, tmp_path: Path) -> None:

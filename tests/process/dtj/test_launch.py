@@ -251,12 +251,16 @@ def test_only_the_selected_ranks_are_shown(finish: Finish) -> None:
 
 
 def test_json_log_has_one_object_per_line_with_its_rank(finish: Finish, tmp_path: Path) -> None:
-    ended = finish("run", "--nproc", 2, "--log", "json", SMALL, OUT=tmp_path, PLAIN=1, STEPS=3)
+    last = ("--termination-log", tmp_path / "gone" / "log")  # cannot be written, which the agent says
+    ended = finish("run", "--nproc", 2, "--log", "json", *last, SMALL, OUT=tmp_path, PLAIN=1, STEPS=3)
     lines = [json.loads(line) for line in ended.out.splitlines()]
     assert {line["rank"] for line in lines} == {0}
     steps = [line["step"] for line in lines]
     assert steps in ([1, 3], [1, 2, 3]), "the first and the last, and one more if a second has passed"
-    assert {json.loads(line)["message"][:4] for line in ended.err.splitlines()} == {"dtj:"}
+    said = [json.loads(line) for line in ended.err.splitlines()]
+    assert {line["message"][:4] for line in said} == {"dtj:"}
+    assert "dtj: cannot write the termination message" in said[-1]["message"]
+    assert "rank" not in said[-1], "it is the agent's"
 
 
 def test_ranks_die_with_a_killed_agent(start: Start, tmp_path: Path) -> None:

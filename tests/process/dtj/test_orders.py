@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
@@ -18,7 +18,8 @@ from dtj.agent.replica.orders import Orders
 from dtj.agent.replica.stacks import RankStacks, Stacks
 from dtj.agent.replica.supervisor import Supervisor
 from dtj.agent.report.status import Status
-from dtj.agent.wire.link import Message
+from dtj.agent.wire.facts import Fact, Probes, Stopping
+from dtj.agent.wire.link import encode
 from dtj.agent.wire.probe import Probe
 from dtj.agent.wire.protocol import Hello, Job, RankState
 from dtj.telemetry.heartbeat import PAUSE_S, SharedHeartbeat
@@ -32,9 +33,10 @@ class Node:
     """A pod of one sleeping rank; stands in for the supervisor and the connection to the coordinator."""
 
     process: RankProcess
-    sent: list[Message] = field(default_factory=list)
+    sent: list[Fact] = field(default_factory=list)
     shown: list[str] = field(default_factory=list)
     started: list[int] = field(default_factory=list)
+    ended: list[bool] = field(default_factory=list)  # gracefully
     peer: str = "10.0.0.1"
     is_connected: bool = True
 
@@ -59,8 +61,8 @@ class Node:
     def states(self) -> dict[int, RankState]:
         return {0: self.process.state_in(1)}
 
-    def send(self, message: Message) -> None:
-        self.sent.append(message)
+    def send(self, fact: Fact) -> None:
+        self.sent.append(fact)
 
     def disconnect(self) -> None:
         self.is_connected = False
@@ -70,6 +72,9 @@ class Node:
 
     def start(self, rank: int, env: dict[str, str], **_: object) -> None:
         self.started.append(rank)
+
+    def end(self, *, gracefully: bool, step_s: float) -> None:
+        self.ended.append(gracefully)
 
 
 @pytest.fixture
@@ -86,7 +91,7 @@ def node() -> Iterator[Node]:
 
 
 def test_coordinator_can_parse_our_hello(node: Node) -> None:
-    hello = Hello.parse(json.loads(json.dumps(node.orders.hello())))
+    hello = Hello.parse(json.loads(encode(node.orders.hello())))
     assert (hello.replica, hello.healable) == (0, frozenset({0}))
 
 
@@ -108,10 +113,19 @@ def test_rank_that_is_not_kept_is_restarted(node: Node) -> None:
     assert node.started == [0]
 
 
+@pytest.mark.parametrize("gracefully", [True, False])
+def test_rank_beyond_the_size_takes_part_in_the_agreed_save(node: Node, gracefully: bool) -> None:
+    """The others wait for it there: without it, they lose the steps since the last checkpoint."""
+    node.orders._placement = replace(node.orders._placement, node_rank=2)
+    order = FORM | {"generation": 2, "kept": [], "replicas": 2, "gracefully": gracefully}
+    node.orders.obey({"form": order})
+    assert (node.ended, node.started) == ([gracefully], [])
+
+
 def test_pod_that_was_asked_to_terminate_joins_no_generation(node: Node) -> None:
     node.orders.is_stopping = True
     node.orders.obey({"form": FORM | {"generation": 2, "kept": [0]}})
-    assert (node.sent, node.process.generation) == ([{"stopping": True}], 1)
+    assert (node.sent, node.process.generation) == ([Stopping()], 1)
 
 
 @pytest.mark.parametrize(("replica", "hangs_up"), [(1, True), pytest.param(0, False, id="the coordinator's")])
@@ -130,8 +144,7 @@ def test_stacks_are_shown_with_the_verdict_and_once(node: Node, monkeypatch: pyt
         node.looks, "request", lambda _, then: then({0: Probe(responds=True)}, [RankStacks(node.process)])
     )
     node.orders.obey({"probe": 7, "looks_s": 5.0})
-    [sent] = node.sent
-    assert (sent["number"], sent["probes"][0], node.shown) == (7, asdict(Probe(responds=True)), [])
+    assert (node.sent, node.shown) == ([Probes({0: Probe(responds=True)}, 7)], [])
     for _ in range(2):
         node.orders.obey({"hang": {}, "generation": 1, "is_shared": False})
     assert len(node.shown) == 1

@@ -1,6 +1,7 @@
 """Ranks of a pod as real processes, without a coordinator."""
 
 import contextlib
+import errno
 import os
 import selectors
 import signal
@@ -24,7 +25,7 @@ from dtj.agent.replica.rank_events import RankEvents
 from dtj.agent.replica.supervisor import Supervisor, soonest
 from dtj.agent.report.console import PlainConsole
 from dtj.agent.report.status import Status
-from dtj.agent.wire.link import Message
+from dtj.agent.wire.facts import Ended, Fact, Heartbeats
 from dtj.telemetry import heartbeat, report_pipe
 from tests.process.dtj.conftest import is_dead, wait_for
 
@@ -38,8 +39,8 @@ def selector() -> Iterator[selectors.BaseSelector]:
 
 
 @pytest.fixture
-def sent() -> list[Message]:
-    """Messages to the coordinator."""
+def sent() -> list[Fact]:
+    """To the coordinator."""
     return []
 
 
@@ -50,7 +51,7 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def events(sent: list[Message], said: list[str]) -> RankEvents:
+def events(sent: list[Fact], said: list[str]) -> RankEvents:
     return RankEvents(
         Status(), HeartbeatReader(every_s=0.05), send=sent.append, log=said.append, replace=None, grace_s=None
     )
@@ -173,7 +174,7 @@ def test_no_rank_is_started_once_the_pod_is_asked_to_terminate(
 
 
 def test_steps_completed_before_a_death_are_reported_before_it(
-    supervisor: Supervisor, selector: selectors.BaseSelector, sent: list[Message]
+    supervisor: Supervisor, selector: selectors.BaseSelector, sent: list[Fact]
 ) -> None:
     """They decide whether a restart made progress, and what was lost."""
     for rank in range(2):
@@ -183,8 +184,10 @@ def test_steps_completed_before_a_death_are_reported_before_it(
     while not sent:
         look(selector)
     heartbeats, ended = sent
-    assert {rank: beat.step for rank, beat in heartbeats["heartbeats"].items()} == {0: 4, 1: 5}
-    assert ended["ended"]["rank"] == 1
+    assert isinstance(heartbeats, Heartbeats)
+    assert {rank: beat.step for rank, beat in heartbeats.ranks.items()} == {0: 4, 1: 5}
+    assert isinstance(ended, Ended)
+    assert ended.ending.rank == 1
 
 
 @dataclass(kw_only=True)
@@ -270,15 +273,28 @@ def say_and_fail() -> None:
     os._exit(3)
 
 
-@pytest.mark.parametrize("has_pidfd", [True, False])
+def refuse_pidfd(_: int) -> int:
+    raise OSError(errno.EPERM, "Operation not permitted")
+
+
+@pytest.mark.parametrize(
+    "pidfd_open",
+    [
+        os.pidfd_open,
+        pytest.param(None, id="Python without it"),
+        pytest.param(refuse_pidfd, id="refused by a filter of system calls"),
+    ],
+)
 def test_last_output_of_a_rank_comes_before_its_exit(
-    node: Node, monkeypatch: pytest.MonkeyPatch, has_pidfd: bool
+    node: Node, monkeypatch: pytest.MonkeyPatch, pidfd_open: Callable[[int], int] | None
 ) -> None:
-    if not has_pidfd:
+    if pidfd_open:
+        monkeypatch.setattr(os, "pidfd_open", pidfd_open)
+    else:
         monkeypatch.delattr(os, "pidfd_open")
     supervisor = node.run(say_and_fail)
     process = supervisor.newest[0]
-    if not has_pidfd:
+    if pidfd_open in {None, refuse_pidfd}:
         _, status = os.waitpid(process.pid, 0)
         supervisor.reaped(process.pid + 1, 0)
         assert supervisor.alive() == [process], "that was another process"
@@ -439,11 +455,12 @@ def test_rank_that_stops_in_time_does_not_spare_one_that_does_not(
     node.until(lambda: {"rank": "0"} in node.heard and {"rank": "1"} in node.heard, "both")
     for rank in range(2):
         supervisor.start(rank, ENV | {"RANK": str(rank)}, generation=2)
-    deadline = supervisor.deadline
-    assert deadline
+    leaving = supervisor.newest[1].leaving
+    assert leaving
+    kill_at = leaving.kill_at
     node.until_heard("generation 2")
     assert [process.generation for process in supervisor.alive()] == [2, 1]
-    assert supervisor.deadline == deadline
+    assert supervisor.deadline == kill_at
 
 
 def save_when_asked() -> None:
@@ -456,19 +473,30 @@ def save_when_asked() -> None:
         report_pipe.send({"dtj": "saved"})
 
 
-@pytest.mark.parametrize(("after_s", "is_saved"), [(100, True), (700, False)])
+@pytest.mark.parametrize(
+    ("starts_again", "after_s", "is_saved"),
+    [
+        (True, 100, True),
+        (True, 700, False),
+        pytest.param(False, 100, True, id="the job continues without this pod"),
+    ],
+)
 def test_rank_that_is_saving_has_more_time_but_not_unlimited(
-    node: Node, monkeypatch: pytest.MonkeyPatch, after_s: float, is_saved: bool
+    node: Node, monkeypatch: pytest.MonkeyPatch, starts_again: bool, after_s: float, is_saved: bool
 ) -> None:
     supervisor = node.run(save_when_asked)
     node.until_heard({"dtj": "begins"})
-    supervisor.start(0, ENV, generation=2, gracefully=True)
+    if starts_again:
+        supervisor.start(0, ENV, generation=2, gracefully=True)
+    else:
+        supervisor.end(gracefully=True, step_s=0.0)
     node.until_heard({"dtj": "saves"})
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + after_s)
     monkeypatch.setattr(module, "time", clock)
     supervisor.tick()
     supervisor.newest[0].signal(signal.SIGTERM)
-    node.until_heard("generation 2")
+    node.until(lambda: supervisor.newest[0].generation == 2 or not supervisor.alive(), "its end")
+    assert ("generation 2" in node.heard) == starts_again
     assert ({"dtj": "saved"} in node.heard) == is_saved
     assert ("rank 0 is cut off" in node.heard) != is_saved
 
@@ -521,7 +549,31 @@ def test_rank_that_works_has_more_time_to_reach_its_save(
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda at=began + seconds: at))
         supervisor.tick()
     assert ("rank 0 is cut off" in node.heard) == is_killed
-    assert (supervisor._kill_at is None) == is_killed
+    assert (supervisor.newest[0].leaving is None) == is_killed
+
+
+def do_not_stop() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    report_pipe.send({"dtj": os.environ["RANK"]})
+    signal.sigwait({signal.SIGUSR1})
+
+
+def test_rank_that_waits_for_one_that_works_has_more_time_too(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank evaluates, the others wait for it in a collective and show no sign of life."""
+    supervisor = node.run(do_not_stop)
+    supervisor.start(1, ENV | {"RANK": "1"}, generation=1)
+    for rank in "01":
+        node.until_heard({"dtj": rank})
+    supervisor.end(gracefully=True, step_s=0.0)
+    supervisor.newest[0].heartbeat.sign()
+    began, killed = time.monotonic(), []
+    for seconds in (61, 122):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda at=began + seconds: at))
+        supervisor.tick()
+        killed.append([supervisor.newest[rank].killed_at is not None for rank in range(2)])
+    assert killed == [[False, False], [True, True]]
 
 
 @pytest.mark.parametrize(
@@ -603,7 +655,7 @@ def test_rank_with_nothing_to_save_is_replaced_at_once(node: Node) -> None:
     node.until(lambda: len(node.heard) == 2, "its child")
     supervisor.newest[0].uses_dtj = True
     supervisor.start(0, ENV, generation=2)
-    assert supervisor._kill_at is None
+    assert supervisor.newest[0].leaving is None
     node.until_heard("generation 2")
     assert not [x for x in node.heard if x == "generation 1"][1:]
 
@@ -636,7 +688,7 @@ def test_kill_cancels_pending_starts(node: Node) -> None:
     supervisor = node.run(ignore_sigterm)
     supervisor.start(0, ENV, generation=2)
     supervisor.kill()
-    assert supervisor._kill_at is None
+    assert supervisor.newest[0].leaving is None
     node.until_all_have_ended()
     assert supervisor.newest[0].generation == 1
 

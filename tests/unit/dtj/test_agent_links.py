@@ -23,7 +23,7 @@ def links(selector: selectors.BaseSelector) -> Iterator[AgentLinks]:
     found = AgentLinks(selector, most=1, on_message=lambda *_: None, on_closed=lambda: None)
     found.listen(0)
     yield found
-    found.close()
+    found.close(linger_s=0.0)
 
 
 def connect(links: AgentLinks) -> socket.socket:

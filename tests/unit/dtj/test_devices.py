@@ -11,7 +11,7 @@ from torch import device, nn
 from dtj.errors import DeviceError, DtjError, RecipeError, is_device_fault
 from dtj.parallel.strategy import move_to_device
 from dtj.ranks import world
-from dtj.ranks.device_files import gpus_given, has_gpu
+from dtj.ranks.device_files import gpus_given, gpus_visible, has_gpu
 from dtj.ranks.world import World, choose_devices, devices_of
 
 
@@ -77,25 +77,29 @@ def test_model_on_one_device_is_moved() -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "visible", "expected", "given"),
+    ("files", "visible", "expected", "given", "left"),
     [
-        (["nvidia0", "nvidia1", "nvidiactl"], None, True, 2),
-        (["nvidiactl"], None, False, 0),
-        (["kfd"], None, True, 0),
-        ([], None, False, 0),
-        (["nvidia0"], "", False, 0),
-        (["nvidia0"], "-1", False, 0),
-        (["nvidia0", "nvidia1"], "0", True, 0),
+        (["nvidia0", "nvidia1", "nvidiactl"], None, True, 2, 2),
+        (["nvidiactl"], None, False, 0, 0),
+        (["kfd"], None, True, 0, 0),
+        ([], None, False, 0, 0),
+        ([], "0,1", False, 0, 0),
+        (["nvidia0"], "", False, 0, 0),
+        (["nvidia0"], "-1", False, 0, 0),
+        (["nvidia0", "nvidia1"], "0", True, 0, 1),
+        (["nvidia0", "nvidia1"], "1, 0", True, 0, 2),
+        pytest.param(["nvidia0", "nvidia1"], "1,-1,0", True, 0, 1, id="CUDA reads no further"),
     ],
 )
 def test_gpu_is_found_by_its_files_unless_it_is_hidden(
-    files: list[str], visible: str | None, expected: bool, given: int, tmp_path: Path
+    files: list[str], visible: str | None, expected: bool, given: int, left: int, tmp_path: Path
 ) -> None:
     for name in files:
         (tmp_path / name).touch()
     env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert has_gpu(env, tmp_path) is expected
     assert gpus_given(env, tmp_path) == given
+    assert gpus_visible(env, tmp_path) == left
 
 
 UNKNOWN = "CUDA unknown error - this may be due to an incorrectly set up environment"

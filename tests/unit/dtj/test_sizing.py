@@ -318,11 +318,11 @@ class ElasticMachine(RuleBasedStateMachine):
 
     @rule(replica=st.integers(0, 3))
     def leave(self, replica: int) -> None:
-        self.act(self.found.leave(self.found.agents.get(replica, "unknown"), self.now))
+        self.found.leave(self.found.agents.get(replica, "unknown"), self.now)
 
     @rule(replica=st.integers(0, 3))
     def stop(self, replica: int) -> None:
-        self.act(self.found.stop(self.found.agents.get(replica, "unknown"), self.now))
+        self.found.stop(self.found.agents.get(replica, "unknown"), self.now)
 
     @precondition(lambda self: self.formed is not None)
     @rule(rank=st.integers(0, 3), code=st.sampled_from([75, 75, 137]))

@@ -1,6 +1,7 @@
 """What /status says about many ranks, and about ranks of other pods."""
 
 import json
+import selectors
 import socket
 import struct
 from datetime import UTC, datetime
@@ -8,8 +9,13 @@ from typing import Any
 
 import pytest
 
-from dtj.agent.report.status import MAX_LISTED, Facts, Status
+from dtj.agent.coordinator.coordinator import MAX_IN_STATUS, Coordinator
+from dtj.agent.coordinator.membership import Membership
+from dtj.agent.coordinator.watch.hang import Watchdog
+from dtj.agent.report.status import Status
 from dtj.agent.report.status_server import StatusServer, _HttpServer
+from dtj.agent.wire.outcome import Ending
+from dtj.agent.wire.protocol import Job, RestartBudget
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -19,8 +25,12 @@ def document(steps: dict[int, int]) -> dict[str, Any]:
     status = Status()
     for rank in (0, 1):
         status.started(rank, pid=100 + rank)
-    states = {2: "Done", 3: "Failed"}
-    return status.document(NOW, job=Facts(steps=steps, state_of=lambda rank: states.get(rank, "Running")))
+    member = Membership(job=Job(processes=2, replicas=3000), budget=RestartBudget())
+    member._gone, member._done = {2, 3}, {2: Ending(rank=2, code=0, at=NOW)}
+    with selectors.DefaultSelector() as selector:
+        coordinator = Coordinator(member, Watchdog(), selector, log=print)
+    coordinator.steps = steps
+    return status.document(NOW, job=coordinator.status_fields())
 
 
 def test_ranks_of_other_pods_that_ended_are_not_running() -> None:
@@ -36,7 +46,7 @@ def test_ranks_of_other_pods_that_ended_are_not_running() -> None:
 
 def test_of_very_many_ranks_the_lowest_are_listed() -> None:
     found = document(dict.fromkeys(range(5000, -1, -1), 7))["ranks"]
-    assert [each["rank"] for each in found] == list(range(MAX_LISTED + 2))
+    assert [each["rank"] for each in found] == list(range(MAX_IN_STATUS + 2))
 
 
 def test_document_that_is_too_large_is_shown_without_its_metrics() -> None:

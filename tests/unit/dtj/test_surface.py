@@ -5,6 +5,7 @@ import pytest
 
 import dtj
 from dtj import contract
+from dtj.agent.wire import facts
 from dtj.agent.wire.probe import Probe
 from dtj.agent.wire.protocol import PROTOCOL, CoordinatorState, Form, Hello, Keeper, RankState
 from dtj.agent.wire.signs import Activity, Heartbeat
@@ -128,9 +129,10 @@ def test_message_fields_change_only_with_the_protocol_number() -> None:
             ProgramPoint._fields,
             Message._fields,
         ),
+        *([name, *kind._fields] for name, kind in facts.KINDS.items()),
     ]
     assert (PROTOCOL, [" ".join(each) for each in fields]) == (
-        12,
+        13,
         [
             "uid attempt replica incarnation processes restarts is_stopping ranks state keeper allowed",
             "port token machine",
@@ -143,5 +145,9 @@ def test_message_fields_change_only_with_the_protocol_number() -> None:
             "generation is_stopped",
             "loops step is_over verb data_position",
             "stop finish save copy log not_finite interval",
+            *("ready rank generation", "hold rank holds", "heartbeats ranks", "activity ranks"),
+            *("probes ranks number", "saves rank works", "stopping"),
+            *("lost ending generation", "unformed ending generation"),
+            *("failing ending generation", "ended ending generation"),
         ],
     )

@@ -20,6 +20,7 @@ from dtj.agent.replica.looks import work_between
 from dtj.agent.wire.checked import checked
 from dtj.agent.wire.link import encode
 from dtj.agent.wire.probe import POLLS, USES_CPU, USES_CPU_AT_TIMES, WAITING_FRAMES, Place, Probe
+from tests.support.work import lines_executed
 
 
 def at(frame: str, does: str = "", *, moved: bool = False) -> Probe:
@@ -196,6 +197,14 @@ def asleep(probe: Probe, asleep_s: float = 400.0) -> Probe:
 )
 def test_culprits_before_the_first_step(probes: dict[int, Probe], named: list[int]) -> None:
     assert judge_before_first_step(probes, silent_s=600).culprits == named
+
+
+def test_cost_of_a_verdict_is_proportional_to_the_number_of_ranks() -> None:
+    def work(ranks: int) -> int:
+        probes = {rank: WAITING if rank % 2 else asleep(ELSEWHERE) for rank in range(ranks)}
+        return lines_executed(lambda: judge_before_first_step(probes, silent_s=600))
+
+    assert work(200) < 2.5 * work(100)
 
 
 @pytest.mark.parametrize("place", WAITING_FRAMES)

@@ -12,6 +12,7 @@ starts in milliseconds with all modules loaded, the first time and after every f
 """
 
 import errno
+import json
 import os
 import selectors
 import signal
@@ -19,6 +20,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -47,6 +49,7 @@ from dtj.agent.report.status import Status
 from dtj.agent.report.status_page import StatusPage
 from dtj.agent.signals import SignalPipe, hang_up
 from dtj.agent.wire import outcome
+from dtj.agent.wire.facts import Stopping
 from dtj.agent.wire.link import Message
 from dtj.agent.wire.outcome import Ending
 from dtj.agent.wire.protocol import Job
@@ -87,6 +90,7 @@ class _Agent:
             saves=bool(os.environ.get(contract.CHECKPOINT_DIR)),
             deciding=options.deciding,
         )
+        self._log = partial(_log, as_json=options.as_json)
         self._status = Status(
             job=options.job, uid=options.uid, replica=placement.node_rank, attempt=options.attempt
         )
@@ -112,7 +116,7 @@ class _Agent:
             self._status,
             self._heartbeats,
             send=self._client.send,
-            log=_log,
+            log=self._log,
             replace=self._leave_machine if options.job else None,
             grace_s=options.grace_s,
         )
@@ -124,11 +128,11 @@ class _Agent:
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         nthreads = threads(os.environ, nproc=self._placement.nproc)
         preload(nthreads)
-        cuda.start_again_if_initialized(_log, keep_signals=self._signals.keep_for_next_program)
+        cuda.start_again_if_initialized(self._log, keep_signals=self._signals.keep_for_next_program)
         gpus, in_job = gpus_given(os.environ), bool(self._options.job)
         if hint := unused_gpus(self._placement.nproc, gpus=gpus, in_job=in_job):
-            _log(hint)
-        self._page = StatusPage(self._options.host, self._options.port, console=self._console, log=_log)
+            self._log(hint)
+        self._page = StatusPage(self._options.host, self._options.port, console=self._console, log=self._log)
         self._page.watch(self._selector, self._on_stacks_requested)
         slots = {rank: slot.create(rank) for rank in self._placement.ranks}
         self._keeper = self._start_keeper(slots)
@@ -151,7 +155,7 @@ class _Agent:
             looks=self._looks,
             supervisor=self._supervisor,
             client=self._client,
-            log=_log,
+            log=self._log,
         )
         self._orders.keeper = self._keeper
         allowed = self._options.budget.restarts if self._options.job else None
@@ -174,7 +178,7 @@ class _Agent:
         """Raise an error that is not about a lack of processes, memory or files on this machine."""
         if isinstance(error, OSError):
             error = lacking(error)
-        _log(str(error))
+        self._log(str(error))
         rank, now = self._placement.ranks.start, datetime.now(UTC)
         self._orders.culprit = Ending(rank=rank, code=error.exit_code, at=now, message=str(error))
         self._supervisor.kill()
@@ -231,7 +235,7 @@ class _Agent:
             if number in numbers:
                 self._forward(number)
         if signal.SIGHUP in numbers:
-            _log("the terminal is gone (SIGHUP): stopping, as after SIGTERM")
+            self._log("the terminal is gone (SIGHUP): stopping, as after SIGTERM")
             self._forward(signal.SIGTERM)
         self._has_dead = self._has_dead or signal.SIGCHLD in numbers
 
@@ -252,7 +256,7 @@ class _Agent:
         self._stop_requests += 1
         self._orders.is_stopping = True
         self._status.state = "Stopping"
-        self._client.send({"stopping": True})
+        self._client.send(Stopping())
 
     def _reap(self) -> None:
         """Reap every exited child: ranks, helpers and, as pid 1, orphans."""
@@ -283,7 +287,7 @@ class _Agent:
             self._selector,
             restarts_hung=self._options.restarts_hung,
             working_s=self._options.working_s,
-            log=_log,
+            log=self._log,
         )
         if self._job.most > 1:
             self._coordinator.listen(self._placement.master_port)
@@ -294,9 +298,9 @@ class _Agent:
         if self._job.most == 1 or not self._options.has_buddy or not all(slots.values()):
             return None
         try:
-            found = KeeperProcess.start(slots)
+            found = KeeperProcess.start(slots, log=self._log)
         except OSError as error:
-            _log(f"no copies of state on other replicas: {error}")
+            self._log(f"no copies of state on other replicas: {error}")
             return None
         self._selector.register(found, selectors.EVENT_READ, self._on_keeper_ended)
         return found
@@ -305,7 +309,7 @@ class _Agent:
         assert self._keeper is not None
         self._selector.unregister(self._keeper)
         self._keeper.ended()
-        _log("the process that exchanges copies of state with other replicas has ended")
+        self._log("the process that exchanges copies of state with other replicas has ended")
 
     def _hello(self) -> Message:
         return self._orders.hello()
@@ -315,20 +319,22 @@ class _Agent:
 
     def _log_unless_finished(self, message: str) -> None:
         if not self._is_finished():
-            _log(message)
+            self._log(message)
 
     def _publish(self) -> None:
-        facts = self._coordinator.facts() if self._coordinator else None
-        unheard_s = None if facts else round(self._client.unheard_s(time.monotonic()), 1)
-        self._page.show(self._status.document(datetime.now(UTC), job=facts, unheard_s=unheard_s))
+        fields = self._coordinator.status_fields() if self._coordinator else None
+        unheard_s = None if fields else round(self._client.unheard_s(time.monotonic()), 1)
+        self._page.show(self._status.document(datetime.now(UTC), job=fields, unheard_s=unheard_s))
 
     def _finish(self) -> int:
         endings = self._supervisor.endings()
-        if self._orders.has_succeeded and outcome.first_cause(endings) and not self._stop_requests:
-            _log("the job had succeeded before this failure, so this pod ends with exit code 0")
+        if self._orders.has_succeeded and not self._stop_requests:
+            if outcome.first_cause(endings):
+                self._log("the job had succeeded before this failure, so this pod ends with exit code 0")
             endings = outcome.excused(endings)
         if self._is_alone(endings):
-            _log(f"all ranks are done, and replica 0 has been gone for {DONE_S:.0f} s: not waiting for it")
+            gone = f"replica 0 has been gone for {DONE_S:.0f} s"
+            self._log(f"all ranks are done, and {gone}: not waiting for it")
         own = outcome.first_cause(endings)
         culprit, elsewhere = self._orders.culprit, None
         if outcome.came_first(culprit, endings, ranks=self._placement.ranks):
@@ -356,7 +362,7 @@ class _Agent:
                 known=self._orders.coordinator_state,
                 now=datetime.now(UTC),
             )
-            _write(self._options.termination_log, fields)
+            self._write(self._options.termination_log, fields)
         self._client.disconnect()
         if self._coordinator:
             self._coordinator.close()
@@ -365,10 +371,17 @@ class _Agent:
             self._keeper.stop()
         return outcome.exit_code(endings)
 
+    def _write(self, path: Path, fields: Mapping[str, Any]) -> None:
+        """Write the termination message, cut to its size. If that fails, the exit code says what happened."""
+        try:
+            path.write_bytes(outcome.encode(outcome.fit(dict(fields), limit=contract.TERMINATION_BYTES)))
+        except OSError as error:
+            self._log(f"cannot write the termination message to {path}: {error.strerror}")
+
 
 def is_done(endings: Sequence[Ending]) -> bool:
     """Whether there were ranks, and none of them failed or stopped."""
-    return bool(endings) and all(each.code == contract.EXIT_DONE for each in endings)
+    return bool(endings) and all(e.code == contract.EXIT_DONE and not e.by_agent for e in endings)
 
 
 def lacking(error: OSError) -> MachineError:
@@ -378,17 +391,10 @@ def lacking(error: OSError) -> MachineError:
     return MachineError(f"the agent cannot start another process: {error.strerror}", fix=fix)
 
 
-def _write(path: Path, fields: Mapping[str, Any]) -> None:
-    """Write the termination message, cut to its size. If that fails, the exit code says what happened."""
+def _log(message: str, *, as_json: bool) -> None:
+    text = f"dtj: {message}"
     try:
-        path.write_bytes(outcome.encode(outcome.fit(dict(fields), limit=contract.TERMINATION_BYTES)))
-    except OSError as error:
-        _log(f"cannot write the termination message to {path}: {error.strerror}")
-
-
-def _log(message: str) -> None:
-    try:
-        print(f"dtj: {message}", file=sys.stderr, flush=True)
+        print(json.dumps({"message": text}) if as_json else text, file=sys.stderr, flush=True)
     except BrokenPipeError:
         raise
     except OSError:  # as in console.py: the disk is full, for instance

@@ -5,15 +5,14 @@ accepted and ignored.
 """
 
 import os
-import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import click
 
 from dtj import contract
 from dtj.errors import RecipeError
+from dtj.ranks.device_files import gpus_visible
 
 _LOGS = "the output of all ranks is on stdout and stderr, with the rank in front of each line"
 _REFUSED = {
@@ -128,11 +127,7 @@ def _address(endpoint: str) -> tuple[str, str]:
 
 
 def _count(what: str) -> int:
-    """GPUs by their device files, which a container has only of its own; no library is initialized."""
-    gpus = sum(bool(re.fullmatch(r"nvidia\d+", device.name)) for device in Path("/dev").iterdir())
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        gpus = min(gpus, len([one for one in visible.split(",") if one.strip()]))
+    gpus = gpus_visible(os.environ)
     if what == "gpu" and not gpus:
         raise RecipeError("--nproc-per-node is gpu, but this machine has none", fix="use cpu, or a number")
     if gpus and what != "cpu":

@@ -11,7 +11,6 @@ import hmac
 import json
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -220,7 +219,12 @@ class Server:
 
 
 def run(
-    commands: socket.socket, listener: socket.socket, token: str, slots: Mapping[int, Sequence[int]]
+    commands: socket.socket,
+    listener: socket.socket,
+    token: str,
+    slots: Mapping[int, Sequence[int]],
+    *,
+    say: Callable[[str], None],
 ) -> None:
     """The process. Returns when the agent closes its end of `commands`.
 
@@ -228,13 +232,9 @@ def run(
     slots     rank -> file descriptors
     """
     sender: Sender | None = None
-    server = Server(listener, token, say=_say)
+    server = Server(listener, token, say=say)
     threading.Thread(target=server.serve, daemon=True).start()
     while command := commands.recv(_COMMAND_BYTES):
         fields = json.loads(command)
         server.keep(fields["ward"])
-        sender = successor(sender, fields["buddy"] and Address(**fields["buddy"]), slots, say=_say)
-
-
-def _say(what: str) -> None:
-    print(f"dtj: {what}", file=sys.stderr, flush=True)
+        sender = successor(sender, fields["buddy"] and Address(**fields["buddy"]), slots, say=say)

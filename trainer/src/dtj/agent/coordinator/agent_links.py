@@ -12,7 +12,6 @@ from dtj.agent.wire.link import Link, Message, encode, listen
 from dtj.agent.wire.protocol import Hello
 from dtj.errors import MachineError
 
-_LINGER_S = 5.0
 # A connection must say within this time who it is. An agent does so at once.
 _HELLO_S = 5.0
 # Connections beside those of all replicas: agents that reconnect, and strangers until they are found out.
@@ -123,11 +122,11 @@ class AgentLinks:
         hellos = [self._drop(link) for link in [link for link in self.hellos if not link.is_open]]
         return [hello for hello in hellos if hello]
 
-    def close(self) -> None:
-        """Stop listening; give the agents, which know the result, time to hang up, then close."""
+    def close(self, *, linger_s: float) -> None:
+        """Stop listening; give the agents so long to read what was sent and to hang up, then close."""
         if self._listener:
             self._listener.close()
-        until = time.monotonic() + _LINGER_S
+        until = time.monotonic() + linger_s
         for link in self.hellos:
             link.wait_closed(until)
             link.close()

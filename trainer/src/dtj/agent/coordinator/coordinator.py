@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from dtj.agent.coordinator.agent_links import AgentLinks
 from dtj.agent.coordinator.ledger import Ledger
@@ -16,7 +17,6 @@ from dtj.agent.coordinator.membership import ENDED_EARLY, Membership
 from dtj.agent.coordinator.store import Store
 from dtj.agent.coordinator.watch.hang import Watchdog
 from dtj.agent.coordinator.watch.monitor import Monitor
-from dtj.agent.report.status import Facts
 from dtj.agent.wire import buddies, facts, outcome
 from dtj.agent.wire.checked import printable
 from dtj.agent.wire.link import KEEPALIVE_S, SILENCE_S, Link, Message, free_ports, pace_s
@@ -25,7 +25,10 @@ from dtj.agent.wire.protocol import Action, End, Form, Go, Hello, Keeper, OtherP
 from dtj.agent.wire.signs import Activity, Heartbeat
 
 _MAX_LISTED = 8  # replicas or ranks listed in one log line
+# Ranks of other replicas, the lowest first, and missing replicas in /status: it must fit into one datagram.
+MAX_IN_STATUS = 1000
 _TELL_EVERY_S = 10.0  # which replicas are missing
+_LINGER_S = 5.0
 
 
 class Coordinator:
@@ -89,7 +92,7 @@ class Coordinator:
         for hello in self._links.keep_alive(self._with_state({"keepalive": True}), now):
             if hello and self._is_present(hello):
                 self._log(f"no message from replica {hello.replica} for {SILENCE_S:.0f} s")
-                self._act(self.membership.leave(hello.incarnation, now, silent=True))
+                self.membership.leave(hello.incarnation, now, silent=True)
                 self.ledger.fault(now)
         self._drop_closed()
         self._log_missing(now)
@@ -118,10 +121,10 @@ class Coordinator:
         return True
 
     def close(self) -> None:
-        """Stop the store and close all connections, once the agents know the result."""
+        """Stop the store and close all connections; if the job is over, once the agents know the result."""
         if self._store:
             self._store.stop()
-        self._links.close()
+        self._links.close(linger_s=_LINGER_S if self.membership.is_over else 0.0)
 
     def _on_message(self, link: Link, message: Message) -> None:
         hello = self._links.hellos[link]
@@ -137,18 +140,17 @@ class Coordinator:
             self._log(f"closed the connection to replica {hello.replica}: malformed message ({error})")
             link.close()
         else:
-            self._act(self._handle(hello, fact))
+            self._handle(hello, fact)
 
-    def _handle(self, hello: Hello, fact: facts.Fact | None) -> list[Action]:
+    def _handle(self, hello: Hello, fact: facts.Fact | None) -> None:
         now, member = time.monotonic(), self.membership
-        actions: list[Action] = []
         match fact:
             case facts.Ready(rank, generation):
-                actions = member.ready(rank, generation, now)
+                self._act(member.ready(rank, generation, now))
             case facts.Hold(rank, holds):
-                actions = member.hold(rank, holds=holds)
+                member.hold(rank, holds=holds)
             case facts.Heartbeats(heartbeats):
-                actions = self._on_heartbeats(heartbeats, now)
+                self._on_heartbeats(heartbeats, now)
             case facts.Activities(activities):
                 self._on_activity(activities, now)
             case facts.Probes(probes, number) if self._is_watched:
@@ -156,16 +158,15 @@ class Coordinator:
             case facts.Saves(0, works):
                 self._on_saves(now, works=works)
             case facts.Stopping():
-                actions = member.stop(hello.incarnation, now)
-            case facts.Failure("lost", ending, generation):
-                actions = member.lost(ending, generation, now)
-            case facts.Failure("failing", ending, generation):
-                actions = member.failing(ending, generation)
-            case facts.Failure("unformed", ending, generation):
-                actions = member.unformed(ending, generation, now)
-            case facts.Failure("ended", ending, generation):
-                actions = self._on_ended(ending, generation, now)
-        return actions
+                member.stop(hello.incarnation, now)
+            case facts.Lost(ending, generation):
+                member.lost(ending, generation, now)
+            case facts.Failing(ending, generation):
+                member.failing(ending, generation)
+            case facts.Unformed(ending, generation):
+                member.unformed(ending, generation, now)
+            case facts.Ended(ending, generation):
+                self._act(self._on_ended(ending, generation, now))
 
     def _on_hello(self, link: Link, fields: Message) -> list[Action]:
         try:
@@ -192,8 +193,7 @@ class Coordinator:
             self._log_waiting([hello.replica])
         return actions
 
-    def _on_heartbeats(self, heartbeats: Mapping[int, Heartbeat], now: float) -> list[Action]:
-        actions: list[Action] = []
+    def _on_heartbeats(self, heartbeats: Mapping[int, Heartbeat], now: float) -> None:
         for rank, heartbeat in heartbeats.items():
             if heartbeat.generation != self.membership.state.generation:
                 continue  # from an earlier generation; a survivor sends it again
@@ -205,8 +205,7 @@ class Coordinator:
             self.steps[rank] = step
             if rank == 0:
                 self.ledger.stepped(step, heartbeat.at or now)  # rank 0's clock is this machine's
-                actions += self.membership.stepped(step, now, is_counted=heartbeat.is_counted)
-        return actions
+                self.membership.stepped(step, now, is_counted=heartbeat.is_counted)
 
     def _on_activity(self, activities: Mapping[int, Activity], now: float) -> None:
         for rank, activity in activities.items():
@@ -215,7 +214,7 @@ class Coordinator:
 
     def _on_saves(self, now: float, *, works: bool) -> None:
         could_not = self.membership.cannot_save
-        self._act(self.membership.saves(now, works=works))
+        self.membership.saves(now, works=works)
         if self.membership.cannot_save and not could_not and self._left_out:
             self._log_waiting(self._left_out)
 
@@ -242,7 +241,7 @@ class Coordinator:
                     self._links.refuse(incarnation, refusal(why, for_good=for_good))
                 case End(culprit):
                     self._log_cause(culprit)
-                    self._broadcast({"end": culprit.to_json() if culprit else None})
+                    self._broadcast({"end": culprit})
                 case Say(text):
                     self._log(text)
 
@@ -339,35 +338,37 @@ class Coordinator:
         """Handle closed connections: their agents have left."""
         for hello in self._links.take_closed():
             was_present, now = self._is_present(hello), time.monotonic()
-            self._act(self.membership.leave(hello.incarnation, now))
+            self.membership.leave(hello.incarnation, now)
             if was_present and hello.replica in self.membership.missing and not self.membership.is_over:
                 self._log(f"lost the connection to replica {hello.replica}; its ranks may be alive")
                 self.ledger.fault(now)
 
-    def facts(self) -> Facts:
-        """What /status reports about the whole job."""
-        member, now = self.membership, time.monotonic()
-        failure = (
-            outcome.failure_fields(
-                member.failure, generation=member.failed_in, processes=member.job.processes
-            )
-            if member.failure
-            else None
-        )
-        return Facts(
-            slowest=self._monitor.slowest,
-            hang=self._monitor.hang,
-            missing=[{"replica": i, "seconds": round(s, 1)} for i, s in member.waited_for(now).items()],
-            generation=member.state.generation,
-            world_size=len(member.job.ranks) if member.state.generation else None,
-            steps=self.steps,
-            state_of=member.state_of,
-            in_place=member.state.in_place,
-            without_progress=member.state.without_progress,
-            of_newest_pod=member.restarts_before_newest,
-            failure=failure,
-            ledger={kind: round(s, 3) for kind, s in self.ledger.at(now).items()},
-        )
+    def status_fields(self) -> dict[str, Any]:
+        """The fields of /status that only the coordinator knows; `ranks` are those of other replicas."""
+        member, now, slowest = self.membership, time.monotonic(), self._monitor.slowest
+        job, state, failure = member.job, member.state, member.failure
+        elsewhere = sorted(self.steps.keys() - set(job.ranks_of(0)))[:MAX_IN_STATUS]
+        missing = list(member.waited_for(now).items())[:MAX_IN_STATUS]
+        return {
+            "generation": state.generation,
+            "worldSize": len(job.ranks) if state.generation else None,
+            "ranks": [
+                {"rank": rank, "pid": None, "state": member.state_of(rank), "step": self.steps[rank]}
+                for rank in elsewhere
+            ],
+            "slowestRank": slowest and slowest["rank"],
+            "slowest": slowest,
+            "hang": self._monitor.hang,
+            "missing": [{"replica": replica, "seconds": round(s, 1)} for replica, s in missing],
+            "restarts": {
+                "inPlace": state.in_place,
+                "withoutProgress": state.without_progress,
+                "ofNewestPod": member.restarts_before_newest,
+            },
+            "failure": failure
+            and outcome.failure_fields(failure, generation=member.failed_in, processes=job.processes),
+            "ledger": {kind: round(s, 3) for kind, s in self.ledger.at(now).items()},
+        }
 
 
 def refusal(why: str, *, for_good: bool) -> Message:

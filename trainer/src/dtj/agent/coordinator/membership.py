@@ -61,7 +61,7 @@ ENDED_EARLY = "ended without a failure while other ranks still needed it"
 
 @dataclass(kw_only=True)
 class Membership:
-    """Every method takes one fact and returns the actions that follow."""
+    """Every method takes one fact; those after which an action may be due at once return the actions."""
 
     job: Job
     budget: RestartBudget
@@ -80,12 +80,14 @@ class Membership:
     _ready: set[int] = field(default_factory=set)
     _kept: frozenset[int] = frozenset()
     _done: dict[int, Ending] = field(default_factory=dict)  # without a failure: with code 0, or stopped
+    _absent: dict[int, Ending] = field(default_factory=dict)  # of these, ranks that were never ready
     _gone: set[int] = field(default_factory=set)
     _replaced: set[str] = field(default_factory=set)
     _restarts: dict[int, int] = field(default_factory=dict)  # replica -> of its newest pod, see Hello
     _machines: dict[int, str] = field(default_factory=dict)  # replica -> machine of its newest pod
     _incident: dict[int, Ending] = field(default_factory=dict)  # failures of this generation, by rank
-    _last_incident: dict[int, Ending] = field(default_factory=dict)  # those of the one before, still growing
+    _has_cause: bool = False  # one of them is more than a lost peer
+    _last_cause: Ending | None = None  # of the failures of the generation before, which may still arrive
     _failing: dict[int, Ending] = field(default_factory=dict)  # reported a failure and have not exited yet
     _decide_at: float | None = None
     _waited_for_verdict: bool = False  # VERDICT_S has been granted for an earlier failure to arrive
@@ -187,11 +189,10 @@ class Membership:
         return actions + self._form()
 
     def _limit(self, hello: Hello, now: float) -> None:
-        """Restarts that the operator counted since this coordinator started are not left any more."""
-        if hello.allowed is None:
-            return
-        used, left = self.used(now), max(0, hello.allowed - self.state.in_place)
-        self.budget = replace(self.budget, restarts=min(self.budget.restarts, used + left))
+        """The newest pod knows how many restarts the operator allows now, without those that it counted."""
+        if hello.allowed is not None and hello.restarts >= max(self._restarts.values()):
+            left = max(0, hello.allowed - self.state.in_place)
+            self.budget = replace(self.budget, restarts=self.used(now) + left)
 
     def _take_over(self, theirs: CoordinatorState, now: float) -> None:
         """What an agent remembers of an earlier coordinator."""
@@ -210,7 +211,7 @@ class Membership:
         for replica in self.missing:  # all of these were part of that generation
             self._lost_at.setdefault(replica, now)
 
-    def leave(self, incarnation: str, now: float, *, silent: bool = False) -> list[Action]:
+    def leave(self, incarnation: str, now: float, *, silent: bool = False) -> None:
         """An agent's connection is gone; its ranks may be alive.
 
         silent  no message came for long, so that its ranks may not reach the others either
@@ -229,24 +230,23 @@ class Membership:
             if silent:
                 self._silent.add(replica)
             self._schedule_resize(now)
-        return []
 
-    def hold(self, rank: int, *, holds: bool) -> list[Action]:
+    def hold(self, rank: int, *, holds: bool) -> None:
         """Whether a rank holds the run in memory and can join a new generation without a restart."""
         if not holds:
             self._healable.discard(rank)
         elif rank in self._ready:  # else it comes from a process that this generation replaces
             self._healable.add(rank)
-        return []
 
     def ready(self, rank: int, generation: int, now: float) -> list[Action]:
         """A rank waits until its generation is complete."""
         if generation != self.state.generation or not self.is_formed or self.is_over:
             return []
         self._ready.add(rank)
+        self._absent.pop(rank, None)
         return [Go(generation)] if len(self._ready) == len(self.job.ranks) else self._miss(now)
 
-    def stepped(self, step: int, now: float, *, is_counted: bool = False) -> list[Action]:
+    def stepped(self, step: int, now: float, *, is_counted: bool = False) -> None:
         """Rank 0 completed a step.
 
         is_counted  its optimizer's steps were counted, since the program reports none
@@ -261,43 +261,38 @@ class Membership:
         if is_new or (trains and row) or self.state.unformed:
             row = 0 if is_new or trains else row
             self.state = replace(self.state, best_step=max(step, best or 0), unformed=0, without_progress=row)
-        return []
 
     def started_within(self, seconds: float) -> None:
         """Ranks have taken up to so long from the start of a generation to their first step."""
         if seconds > self.state.startup_s:
             self.state = replace(self.state, startup_s=seconds)
 
-    def saves(self, now: float, *, works: bool) -> list[Action]:
+    def saves(self, now: float, *, works: bool) -> None:
         """Rank 0 could write to the checkpoint folder, or could not: then a new size would cost the run."""
         if works and self.cannot_save:
             self._schedule_resize(now)
         self.cannot_save = not works
-        return []
 
-    def stop(self, incarnation: str, now: float) -> list[Action]:
+    def stop(self, incarnation: str, now: float) -> None:
         """A pod was asked to terminate: it will leave, so its ranks are not restarted, however they end."""
         self.stopping |= {replica for replica, known in self.agents.items() if known == incarnation}
         self._schedule_resize(now)
-        return []
 
-    def lost(self, ending: Ending, generation: int, now: float) -> list[Action]:
+    def lost(self, ending: Ending, generation: int, now: float) -> None:
         """A rank is alive, lost its peers and waits. Usually the death is reported within milliseconds."""
         if generation == self.state.generation and self.is_formed:
             self._incident.setdefault(ending.rank, ending)
             self._decide_by(now + CAUSE_WAIT_S)
-        return []
 
-    def unformed(self, ending: Ending, generation: int, now: float) -> list[Action]:
+    def unformed(self, ending: Ending, generation: int, now: float) -> None:
         """A rank did not reach its peers: one died at that moment, packets are lost, or a machine is slow."""
         self._is_unformed = self._is_unformed or generation == self.state.generation
-        return self.lost(ending, generation, now)
+        self.lost(ending, generation, now)
 
-    def failing(self, ending: Ending, generation: int) -> list[Action]:
+    def failing(self, ending: Ending, generation: int) -> None:
         """A rank reports that it failed. It may exit later than the ranks that fail because of it."""
         if generation == self.state.generation and self.is_formed:
             self._failing[ending.rank] = ending
-        return []
 
     def ended(self, ending: Ending, generation: int, now: float) -> list[Action]:
         """A rank exited: done, stopped, or failed."""
@@ -306,7 +301,7 @@ class Membership:
             self._end_with(ending, generation)
             return []
         if generation != self.state.generation or not self.is_formed:
-            self._blame(self._last_incident, ending)  # too late to be counted, but it may be the cause
+            self._blame(ending)  # too late to be counted, but it may be the cause
             # Its ranks expect the state of a survivor, so that each would start with weights of its own.
             has_lost_all = self.is_formed and self._kept and not self._healable
             return self.renew() if has_lost_all else []
@@ -314,10 +309,13 @@ class Membership:
         everyone = len(self._gone) == len(self.job.ranks)
         if ending.failed:
             self._incident[ending.rank] = ending
+            self._has_cause = self._has_cause or ending.cause != "PeerLost"
             if not self._waited_for_verdict or everyone:
                 self._examine(now)
             return self._decide(now)
         self._done[ending.rank] = ending
+        if ending.rank not in self._ready:
+            self._absent[ending.rank] = ending
         if self._has_succeeded():
             return self._over(None)
         if ending.rank in self._kept and ending.rank not in self._ready:
@@ -363,10 +361,9 @@ class Membership:
 
     def _miss(self, now: float) -> list[Action]:
         """If a rank ended without joining, those that are ready have lost it: they would wait for ever."""
-        absent = [ending for rank, ending in self._done.items() if rank not in self._ready]
-        if not absent or not self._ready:
+        if not self._absent or not self._ready:
             return []
-        rank, at = min(self._ready), max(ending.at for ending in absent)
+        rank, at = min(self._ready), max(ending.at for ending in self._absent.values())
         self._incident.setdefault(rank, Ending(rank=rank, code=contract.EXIT_PEER_LOST, at=at))
         self._decide_by(now)
         return self._decide(now)
@@ -391,8 +388,7 @@ class Membership:
     def _examine(self, now: float) -> None:
         """Set the time of a decision about the failures so far."""
         everyone = len(self._gone) == len(self.job.ranks)
-        has_cause = any(ending.cause != "PeerLost" for ending in self._incident.values())
-        at_once = everyone or (has_cause and not self._away and not self.stopping)
+        at_once = everyone or (self._has_cause and not self._away and not self.stopping)
         self._decide_by(now if at_once else now + CAUSE_WAIT_S)
 
     def _decide(self, now: float) -> list[Action]:
@@ -495,7 +491,7 @@ class Membership:
         for rank, known in states.items():
             if known.lost:
                 self._is_unformed = self._is_unformed or known.is_unformed
-                actions += self.lost(known.lost, generation, now)
+                self.lost(known.lost, generation, now)
             if known.ending and rank not in self._gone:
                 actions += self.ended(known.ending, generation, now)
         if self.is_formed and self._incident:
@@ -578,7 +574,7 @@ class Membership:
         """The generation is over; later reports about it can only change the culprit."""
         self._decide_at = self._step_due = None
         self._away, self._silent = {}, set()
-        self._last_incident, self._incident = self._incident, {}
+        self._last_cause, self._incident, self._has_cause = first_cause(self._incident.values()), {}, False
         self.is_formed = False
 
     def _form(self, *, gracefully: bool = False) -> list[Action]:
@@ -593,7 +589,7 @@ class Membership:
         holding = frozenset(rank for rank in self._healable if rank in self.job.ranks)
         self._kept = frozenset() if self._done or is_resized else holding
         self._healable = set(self._kept)
-        self._ready, self._done, self._gone, self._first_step = set(), {}, set(), None
+        self._ready, self._done, self._absent, self._gone, self._first_step = set(), {}, {}, set(), None
         self._failing, self._waited_for_verdict, self._is_unformed = {}, False, False
         shift, replicas = self.state.shift, self.job.replicas
         if self.state.replicas != replicas:  # else the buddies have what a new pod needs
@@ -656,7 +652,6 @@ class Membership:
             self._spent_at = [at for at in self._spent_at if now - at < window_s]
         return self.budget.spent + len(self._spent_at)
 
-    def _blame(self, incident: dict[int, Ending], ending: Ending) -> None:
-        if ending.failed and incident:
-            incident[ending.rank] = ending
-            self.failure = first_cause(incident.values())
+    def _blame(self, ending: Ending) -> None:
+        if ending.failed and self._last_cause:
+            self.failure = self._last_cause = first_cause((self._last_cause, ending))

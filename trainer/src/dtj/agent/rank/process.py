@@ -46,6 +46,21 @@ _WATCHDOG = re.compile(
 _UNCAUGHT = re.compile(rb"  what\(\):  (.+?)(?:\"})?$", re.MULTILINE)  # also in a line of JSON
 
 
+@dataclass
+class Leaving:
+    """A rank was asked to exit, and is killed if it does not. Times are of time.monotonic().
+
+    latest   if it works, it gets more time up to here; 0: it gets none
+    every_s  seconds that it gets then
+    signs    of life when it was asked, or when it last got more time
+    """
+
+    kill_at: float
+    latest: float = 0.0
+    every_s: float = 0.0
+    signs: int = 0
+
+
 @dataclass(kw_only=True)
 class RankProcess:
     """A rank from its fork to its end.
@@ -58,6 +73,7 @@ class RankProcess:
     error_file where torch's `@record` writes
     killed     the agent killed it
     killed_at  by SIGKILL, by time.monotonic()
+    leaving    None if it was not asked to exit, or was killed
     must_stop  its pod was asked to terminate
     uses_dtj   its program uses dtj: if asked to stop, it saves first
     holds      it has the run in memory and can join the next generation without a restart
@@ -78,6 +94,7 @@ class RankProcess:
     generation: int
     killed: bool = False
     killed_at: float | None = None
+    leaving: Leaving | None = None
     must_stop: bool = False
     uses_dtj: bool = False
     holds: bool = False
@@ -205,9 +222,15 @@ class RankProcess:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
+    def works(self) -> bool:
+        """Whether it, which is leaving, is in a save, or has shown signs of life since the last call."""
+        assert self.leaving
+        before, self.leaving.signs = self.leaving.signs, self.heartbeat.signs
+        return self.uses_dtj and (self.heartbeat.is_paused or self.heartbeat.signs != before)
+
     def kill(self) -> None:
         """Kill the rank and all that it started."""
-        self.killed = True
+        self.killed, self.leaving = True, None
         self.kill_group()
 
     def kill_group(self) -> None:

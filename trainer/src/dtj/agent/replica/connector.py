@@ -7,7 +7,6 @@ connected socket to the agent through a socket pair.
 
 import random
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -36,9 +35,9 @@ def pauses(agents: int, *, jitter: Callable[[], float]) -> Iterator[float]:
 class Connector:
     """Tries to reach `host:port` until it succeeds or is closed; `agents` of the job may do so at once."""
 
-    def __init__(self, host: str, port: int, *, agents: int) -> None:
+    def __init__(self, host: str, port: int, *, agents: int, log: Callable[[str], None]) -> None:
         self._ours, theirs = socket.socketpair()
-        self._pid = fork_helper(lambda: _connect(host, port, theirs, agents), keep=[theirs.fileno()])
+        self._pid = fork_helper(lambda: _connect(host, port, theirs, agents, log), keep=[theirs.fileno()])
         theirs.close()
 
     def fileno(self) -> int:
@@ -57,7 +56,7 @@ class Connector:
         end_helper(self._pid)
 
 
-def _connect(host: str, port: int, results: socket.socket, agents: int) -> None:
+def _connect(host: str, port: int, results: socket.socket, agents: int, log: Callable[[str], None]) -> None:
     began, tell_after_s = time.monotonic(), _TELL_AFTER_S
     for pause in pauses(agents, jitter=random.random):
         try:
@@ -67,7 +66,7 @@ def _connect(host: str, port: int, results: socket.socket, agents: int) -> None:
                 tell_after_s = 2 * lasts_s
                 why = error.strerror or error
                 where = f"replica 0 at {host}, port {port}"
-                print(f"dtj: cannot reach {where}, for {lasts_s:.0f} s: {why}; trying again", file=sys.stderr)
+                log(f"cannot reach {where}, for {lasts_s:.0f} s: {why}; trying again")
             time.sleep(pause)
         else:
             socket.send_fds(results, [b"."], [found.fileno()])

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from dtj.agent.replica.connector import Connector
+from dtj.agent.wire.facts import Fact, as_message
 from dtj.agent.wire.link import KEEPALIVE_S, SILENCE_S, Link, Message, pace_s
 
 _RECONNECT_S = 1.0
@@ -76,7 +77,7 @@ class CoordinatorClient:
         pace = pace_s(self._agents, least_s=KEEPALIVE_S)
         self._keepalive_at = now + pace
         if now - self._sent_at >= pace:  # else replica 0 knows that this agent is alive
-            self.send({"keepalive": True})
+            self._write({"keepalive": True})
         if self._link and not self._link.is_open:
             self._on_message()  # its last message may have arrived, for example that the job is over
         elif self._link and self._link.is_silent(now):
@@ -85,17 +86,20 @@ class CoordinatorClient:
     def connect(self) -> None:
         """Start to connect; retries until it succeeds."""
         self._reconnect_at = None
-        self._connector = Connector(*self._address, agents=self._agents)
+        self._connector = Connector(*self._address, agents=self._agents, log=self._log)
         self._selector.register(self._connector, selectors.EVENT_READ, self._on_connected)
 
     def attach(self, sock: socket.socket) -> None:
         """Take over a connected socket and send the hello."""
         self._link = Link(sock, now=time.monotonic())
         self._link.watch(self._selector, self._on_message)
-        self.send({"hello": self._hello()})
+        self._write({"hello": self._hello()})
 
-    def send(self, message: Message) -> None:
-        """Send a message to the coordinator."""
+    def send(self, fact: Fact) -> None:
+        """Send a fact to the coordinator."""
+        self._write(as_message(fact))
+
+    def _write(self, message: Message) -> None:
         if self._link:
             self._sent_at = time.monotonic()
             self._link.send(message)

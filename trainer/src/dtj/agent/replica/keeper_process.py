@@ -4,7 +4,7 @@ import contextlib
 import json
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
@@ -28,14 +28,14 @@ class KeeperProcess:
         self._commands = commands
 
     @classmethod
-    def start(cls, slots: Mapping[int, Sequence[int]]) -> Self:
+    def start(cls, slots: Mapping[int, Sequence[int]], *, log: Callable[[str], None]) -> Self:
         """Fork it; OSError if it cannot listen. slots: rank of this pod -> file descriptors."""
         listener = listen(0, backlog=_BACKLOG)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         token = secrets.token_hex(16)
         fds = [fd for each in slots.values() for fd in each]
         pid = fork_helper(
-            lambda: keeper.run(theirs, listener, token, slots),
+            lambda: keeper.run(theirs, listener, token, slots, say=log),
             keep=[theirs.fileno(), listener.fileno(), *fds],
         )
         port = listener.getsockname()[1]

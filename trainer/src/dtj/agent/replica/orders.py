@@ -5,7 +5,7 @@ coordinator -> coordinator_client.py -> Orders.obey -> supervisor.py starts, sig
 
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +18,7 @@ from dtj.agent.replica.looks import Looks
 from dtj.agent.replica.stacks import RankStacks
 from dtj.agent.replica.supervisor import Supervisor
 from dtj.agent.report.status import Status
+from dtj.agent.wire.facts import Probes, Stopping
 from dtj.agent.wire.link import Message
 from dtj.agent.wire.outcome import Ending
 from dtj.agent.wire.probe import Probe
@@ -91,9 +92,9 @@ class Orders:
             "processes": self._job.processes,
             "restarts": self._placement.restarts,
             "isStopping": self.is_stopping,
-            "ranks": {rank: known.to_json() for rank, known in self._supervisor.states().items()},
+            "ranks": self._supervisor.states(),
             "state": self._coordinator_state,
-            "keeper": asdict(address) if self.keeper and (address := self.keeper.address) else None,
+            "keeper": self.keeper and self.keeper.address,
             "allowed": self._allowed,
         }
 
@@ -140,13 +141,13 @@ class Orders:
         copies  who keeps those of this replica, and of which replica it keeps them, see `_use_buddy`
         """
         if self.is_stopping:
-            self._client.send({"stopping": True})
+            self._client.send(Stopping())
             return
         self._status.formed(generation)
         self._placement = replace(self._placement, nnodes=replicas)
         if self._placement.node_rank >= replicas:
             self._log(f"the job continues with {replicas} replicas; this replica waits until it is needed")
-            self._supervisor.kill()
+            self._supervisor.end(gracefully=gracefully, step_s=self._heartbeats.step_s)
             return
         addr = self._client.peer
         address = self._use_buddy(**copies)
@@ -179,8 +180,7 @@ class Orders:
 
     def _send_probes(self, number: int, probes: dict[int, Probe], found: list[RankStacks]) -> None:
         self._probed = found
-        fields = {rank: asdict(probe) for rank, probe in probes.items()}
-        self._client.send({"probes": fields, "number": number})
+        self._client.send(Probes(probes, number))
 
     def _kill_hung(self, sentences: dict[str, str], generation: int, *, is_shared: bool) -> None:
         for one in self._probed:

@@ -10,8 +10,7 @@ from dtj.agent.rank.process import RankProcess
 from dtj.agent.replica import grace
 from dtj.agent.replica.heartbeats import HeartbeatReader
 from dtj.agent.report.status import Status
-from dtj.agent.wire import outcome
-from dtj.agent.wire.link import Message
+from dtj.agent.wire import facts, outcome
 from dtj.agent.wire.outcome import Ending
 from dtj.agent.wire.signs import Heartbeat
 
@@ -24,7 +23,7 @@ _ON_LOOPBACK = re.compile(r"remote=\[(127\.|::1\])")
 class RankEvents:
     """Called by supervisor.py for everything that happens to a rank.
 
-    send     sends a message to the coordinator
+    send     sends a fact to the coordinator
     log      writes a line for the user
     replace  ends this pod so that another one takes its place; None: without an operator
     grace_s  the pod's termination grace period; None if unknown
@@ -35,7 +34,7 @@ class RankEvents:
         status: Status,
         heartbeats: HeartbeatReader,
         *,
-        send: Callable[[Message], None],
+        send: Callable[[facts.Fact], None],
         log: Callable[[str], None],
         replace: Callable[[RankProcess], None] | None,
         grace_s: float | None,
@@ -58,28 +57,28 @@ class RankEvents:
         match fields:
             case {"ready": generation}:
                 process.uses_dtj, process.ready_in = True, generation
-                self._send({"ready": [process.rank, generation]})
+                self._send(facts.Ready(process.rank, generation))
             case {"hold": holds}:
                 process.holds = holds
-                self._send({"hold": process.rank, "holds": holds})
+                self._send(facts.Hold(process.rank, holds))
             case {"unformed": generation, "message": why}:
                 what = f"rank {process.rank} cannot reach its peers: {why}{hint(why, os.environ)}"
                 self._log(what)
                 ending = process.lose_peers(what, generation=generation, is_unformed=True)
-                self._send({"unformed": ending.to_json(), "generation": generation})
+                self._send(facts.Unformed(ending, generation))
             case {"lost": why, "generation": generation}:
                 ending = process.lose_peers(why, generation=generation)
-                self._send({"lost": ending.to_json(), "generation": generation})
+                self._send(facts.Lost(ending, generation))
             case {"failure": _} if self._replace and process.failing().is_of_machine:
                 self._log(f"rank {process.rank} cannot use its GPU{_LEAVES}")
                 self._replace(process)
             case {"failure": _}:
-                self._send({"failing": process.failing().to_json(), "generation": process.generation})
+                self._send(facts.Failing(process.failing(), process.generation))
             case _:
                 # About the run. Only dtj reports that, even if the rank is alone and forms no group.
                 process.uses_dtj = True
                 if "saveFailure" in fields:
-                    self._send({"saves": process.rank, "works": fields["saveFailure"] is None})
+                    self._send(facts.Saves(process.rank, works=fields["saveFailure"] is None))
                 if "saveSeconds" in fields:
                     self._warn_of_grace(fields["saveSeconds"])
                 self._status.update(process.rank, fields)
@@ -96,7 +95,7 @@ class RankEvents:
         self._status.ended(process.rank, failed=ending.failed)
         if ending.by_agent:
             return
-        self._send({"ended": ending.to_json(), "generation": process.generation})
+        self._send(facts.Ended(ending, process.generation))
         if ending.failed and ending.cause != "PeerLost":
             self._log_once(_headline(process, ending), process.generation)
 
@@ -120,14 +119,14 @@ class RankEvents:
         self._pass_on(self._heartbeats.tick(alive))
         activity = self._heartbeats.activity.tick(alive)
         if activity:
-            self._send({"activity": activity})
+            self._send(facts.Activities(activity))
 
     def _pass_on(self, heartbeats: Mapping[int, Heartbeat]) -> None:
         for rank, heartbeat in heartbeats.items():
             if heartbeat.step is not None:
                 self._status.update(rank, {"step": heartbeat.step})
         if heartbeats:
-            self._send({"heartbeats": heartbeats})
+            self._send(facts.Heartbeats(heartbeats))
 
     def _warn_of_grace(self, save_s: float) -> None:
         found = grace.warning(self._grace_s, save_s=save_s, step_s=self._heartbeats.step_s)

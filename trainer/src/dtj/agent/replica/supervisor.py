@@ -3,6 +3,7 @@
 It knows processes and pipes; `orders.py` decides which rank runs when.
 """
 
+import errno
 import os
 import selectors
 import signal
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 from dtj.agent.rank.log_lines import LogLines
 from dtj.agent.rank.main import Program
 from dtj.agent.rank.oom import OomKills
-from dtj.agent.rank.process import RankProcess
+from dtj.agent.rank.process import Leaving, RankProcess
 from dtj.agent.wire.outcome import Ending
 from dtj.agent.wire.protocol import RankState
 
@@ -23,6 +24,8 @@ _TERM_GRACE_S = 5.0
 _SAVE_S = 60.0
 # It gets as long again, up to this limit, if it is in a save, or has shown that it works (run.evaluate).
 _LONGEST_SAVE_S = 600.0
+# Of an old kernel, and of a filter of system calls.
+_NO_PIDFD = (errno.ENOSYS, errno.EPERM, errno.EINVAL)
 
 
 class Listener(Protocol):
@@ -68,11 +71,6 @@ class Supervisor:
         self._waiting: dict[int, tuple[dict[str, str], int]] = {}
         self._death_fds: dict[int, int] = {}  # by pid
         self._oom_kills = OomKills()
-        self._kill_at: float | None = None
-        self._save_until = 0.0
-        self._save_s = _SAVE_S
-        self._signs: dict[int, int] = {}  # of life, by rank, when it was asked to save or got more time
-        self._is_over = False
 
     def alive(self) -> list[RankProcess]:
         """Processes that have not been reaped."""
@@ -92,8 +90,9 @@ class Supervisor:
     @property
     def deadline(self) -> float | None:
         """When `tick` has something to do."""
-        times = [self._kill_at, *(process.stuck_at for process in self.alive())]
-        return min((at for at in times if at is not None), default=None)
+        stuck = (process.stuck_at for process in self.alive())
+        kill = (process.leaving.kill_at for process in self.alive() if process.leaving)
+        return min((at for at in (*stuck, *kill) if at is not None), default=None)
 
     def start(
         self,
@@ -133,6 +132,12 @@ class Supervisor:
         self._selector.register(process.reports, selectors.EVENT_READ, lambda: self._on_reports(process))
         self._watch_death(process)
 
+    def end(self, *, gracefully: bool, step_s: float) -> None:
+        """No rank of this pod is needed: end all as `start` does, and start no more."""
+        self._waiting.clear()
+        for process in self.alive():
+            self._end(process, gracefully=gracefully, step_s=step_s)
+
     def show_stacks(self, process: RankProcess, stacks: str) -> None:
         """Log the stacks with the rank's number in front of each line."""
         lines = LogLines(rank=process.rank, as_json=self._as_json)
@@ -140,6 +145,8 @@ class Supervisor:
 
     def stop(self, number: signal.Signals) -> None:
         """The pod was asked to terminate: signal every rank and start no more."""
+        for rank in self._waiting:
+            self.newest[rank].leaving = None  # it has the time that the pod has
         self._waiting.clear()
         for process in self.alive():
             process.must_stop = process.must_stop or number == signal.SIGTERM
@@ -148,7 +155,6 @@ class Supervisor:
     def kill(self) -> None:
         """Kill every rank and all that they started, and start no more."""
         self._waiting.clear()
-        self._kill_at = None
         for process in self.alive():
             process.kill()
 
@@ -158,7 +164,8 @@ class Supervisor:
         for process in self.alive():
             if process.uses_dtj:
                 process.kill()
-        self._kill_soon()
+            else:
+                process.leaving = Leaving(time.monotonic() + _TERM_GRACE_S)
 
     def leave(self, failed: RankProcess) -> None:
         """No rank can run here because of this one, which reported a failure and may still exit by itself."""
@@ -166,12 +173,7 @@ class Supervisor:
         for process in self.alive():
             if process is not failed:
                 process.kill()
-        self._kill_soon()
-
-    def _kill_soon(self) -> None:
-        self._is_over = True
-        self._save_until = 0.0
-        self._kill_at = time.monotonic() + _TERM_GRACE_S
+        failed.leaving = Leaving(time.monotonic() + _TERM_GRACE_S)
 
     def tick(self) -> None:
         """Time has passed."""
@@ -180,18 +182,17 @@ class Supervisor:
         for process in self.alive():
             if process.stuck_at is not None and now >= process.stuck_at:
                 self._give_up(process)
-        if self._kill_at is None or now < self._kill_at:
+        leaving = [(process, process.leaving) for process in self.alive() if process.leaving]
+        if all(now < each.kill_at for _, each in leaving):
             return
-        late = [each for each in self.alive() if self._is_over or each.rank in self._waiting]
-        working = [each for each in late if self._works(each)]
-        if now < self._save_until and working:
-            self._kill_at = min(now + self._save_s, self._save_until)
-            return
-        self._kill_at = None
-        for process in late:
-            if self._save_until and process.uses_dtj:
-                self._events.cut_off(process)
-            process.kill()
+        working = [process for process, _ in leaving if process.works()]
+        for process, each in leaving:
+            if working and now < each.latest:  # the other ranks may wait for the one that works
+                each.kill_at = min(now + each.every_s, each.latest)
+            elif now >= each.kill_at:
+                if each.latest and process.uses_dtj:
+                    self._events.cut_off(process)
+                process.kill()
 
     def reaped(self, pid: int, code: int) -> None:
         """A child of the agent exited; ignored if it was not a rank."""
@@ -206,10 +207,15 @@ class Supervisor:
         self._finish(process, -signal.SIGKILL)
 
     def _watch_death(self, process: RankProcess) -> None:
-        """Watch a pidfd, since SIGCHLD does not preserve the order of deaths."""
-        if not hasattr(os, "pidfd_open"):
+        """Watch a pidfd; if that is refused, SIGCHLD has to do, which does not keep the order of deaths."""
+        try:
+            fd = os.pidfd_open(process.pid)
+        except AttributeError:  # Python without it
             return
-        fd = os.pidfd_open(process.pid)
+        except OSError as error:
+            if error.errno in _NO_PIDFD:
+                return
+            raise
         self._death_fds[process.pid] = fd
         self._selector.register(fd, selectors.EVENT_READ, lambda: self._on_death(process))
 
@@ -223,18 +229,15 @@ class Supervisor:
         if process.uses_dtj and not gracefully:
             process.kill()
             return
-        self._signs[process.rank] = process.heartbeat.signs
+        now, save_s = time.monotonic(), max(_SAVE_S, 2 * step_s)
+        kill_at = now + (save_s if process.uses_dtj else _TERM_GRACE_S)
+        process.leaving = Leaving(
+            process.leaving.kill_at if process.leaving else kill_at,
+            latest=now + save_s + _LONGEST_SAVE_S if gracefully else 0.0,
+            every_s=save_s,
+            signs=process.heartbeat.signs,
+        )
         process.signal(signal.SIGTERM, on_behalf_of_agent=True)
-        now = time.monotonic()
-        self._save_s = max(_SAVE_S, 2 * step_s)
-        self._kill_at = self._kill_at or now + (self._save_s if process.uses_dtj else _TERM_GRACE_S)
-        self._save_until = now + self._save_s + _LONGEST_SAVE_S if gracefully else 0.0
-
-    def _works(self, process: RankProcess) -> bool:
-        """Whether the rank is in a save, or has shown signs of life since the last call."""
-        before, signs = self._signs.get(process.rank), process.heartbeat.signs
-        self._signs[process.rank] = signs
-        return process.uses_dtj and (process.heartbeat.is_paused or signs != before)
 
     def _finish(self, process: RankProcess, code: int) -> None:
         if process.pid in self._death_fds:
@@ -253,8 +256,6 @@ class Supervisor:
         self._events.ended(process, self.newest.values())
         if process.rank in self._waiting:
             env, generation = self._waiting.pop(process.rank)
-            if not self._waiting:
-                self._kill_at = None  # the next stop has its own deadline
             self.start(process.rank, env, generation=generation)
 
     def _on_output(self, process: RankProcess, fd: int) -> None:

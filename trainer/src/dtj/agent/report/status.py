@@ -1,6 +1,5 @@
 """Reports of this pod's ranks -> the document that /status returns. Rank 0's numbers are the job's."""
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -8,27 +7,10 @@ from typing import Any
 from dtj import contract
 from dtj.agent.wire.outcome import stamp
 
-# Ranks of other replicas, the lowest first, and missing replicas are listed up to this number: the document
-# must fit into one datagram.
-MAX_LISTED = 1000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What only the coordinator knows; the fields are those of the contract."""
-
-    generation: int = 0
-    world_size: int | None = None
-    steps: Mapping[int, int] = field(default_factory=dict)
-    state_of: Callable[[int], str] = lambda _: "Running"
-    slowest: dict[str, Any] | None = None
-    hang: dict[str, Any] | None = None
-    missing: Sequence[dict[str, Any]] = ()
-    in_place: int = 0
-    without_progress: int = 0
-    of_newest_pod: int | None = None
-    failure: dict[str, Any] | None = None
-    ledger: dict[str, float] | None = None
+_UNKNOWN: dict[str, Any] = {
+    **{"metrics": {}, "ranks": [], "missing": []},
+    "restarts": {"inPlace": 0, "withoutProgress": 0, "ofNewestPod": None},
+}
 
 
 @dataclass(kw_only=True)
@@ -66,42 +48,27 @@ class Status:
         """A rank exited."""
         self.ranks[rank]["state"] = "Failed" if failed else "Done"
 
-    def document(self, now: datetime, *, job: Facts | None, unheard_s: float | None = None) -> dict[str, Any]:
+    def document(
+        self, now: datetime, *, job: dict[str, Any] | None, unheard_s: float | None = None
+    ) -> dict[str, Any]:
         """All fields of the contract; null if unknown, for example for scripts that do not use dtj.
 
-        job        what the coordinator knows about the whole job; only on replica 0
+        job        what only the coordinator knows, see `Coordinator.status_fields`; only on replica 0
         unheard_s  seconds without a word of the coordinator; only on the other replicas
         """
-        empty = dict.fromkeys(contract.RUN_FIELDS) | {"metrics": {}}
-        known = job or Facts(generation=self.generation)
-        others = sorted(known.steps.keys() - self.ranks.keys())[:MAX_LISTED]
-        remote = [
-            {"rank": rank, "pid": None, "state": known.state_of(rank), "step": known.steps[rank]}
-            for rank in others
-        ]
-        return {
+        own = {
             "job": self.job,
             "jobUid": self.uid,
             "replica": self.replica,
             "attempt": self.attempt,
-            "generation": known.generation,
+            "generation": self.generation,
             "state": self.state,
-            "worldSize": known.world_size,
-            **empty,
-            **self.reported,
-            "ranks": sorted([*self.ranks.values(), *remote], key=lambda rank: rank["rank"]),
-            "slowestRank": known.slowest["rank"] if known.slowest else None,
-            "slowest": known.slowest,
-            "hang": known.hang,
-            "missing": known.missing[:MAX_LISTED],
             "unheardSeconds": unheard_s,
             "rejoin": True,
-            "restarts": {
-                "inPlace": known.in_place,
-                "withoutProgress": known.without_progress,
-                "ofNewestPod": known.of_newest_pod,
-            },
-            "failure": known.failure,
-            "ledger": known.ledger,
             "at": stamp(now),
         }
+        found: dict[str, Any] = (
+            dict.fromkeys(contract.STATUS_FIELDS) | _UNKNOWN | self.reported | own | (job or {})
+        )
+        ranks = sorted([*self.ranks.values(), *found["ranks"]], key=lambda rank: rank["rank"])
+        return found | {"ranks": ranks}

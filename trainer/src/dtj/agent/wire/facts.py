@@ -1,11 +1,10 @@
 """What an agent tells the coordinator after its hello, as checked values. Pure.
 
-The dictionaries on the connection are the ones that rank_events.py, orders.py and launch.py send.
+On the connection a fact is {its name in KINDS: [its fields in order]}.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 from dtj.agent.wire.checked import checked
 from dtj.agent.wire.outcome import Ending
@@ -13,67 +12,83 @@ from dtj.agent.wire.probe import Probe
 from dtj.agent.wire.signs import Activity, Heartbeat
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(NamedTuple):
     """A rank waits until its generation is complete."""
 
     rank: int
     generation: int
 
 
-@dataclass(frozen=True)
-class Hold:
+class Hold(NamedTuple):
     """Whether a rank holds the run in memory."""
 
     rank: int
     holds: bool
 
 
-@dataclass(frozen=True)
-class Heartbeats:
+class Heartbeats(NamedTuple):
     """New heartbeats of the agent's ranks."""
 
     ranks: Mapping[int, Heartbeat]
 
 
-@dataclass(frozen=True)
-class Activities:
+class Activities(NamedTuple):
     """The activity of ranks without a step."""
 
     ranks: Mapping[int, Activity]
 
 
-@dataclass(frozen=True)
-class Probes:
+class Probes(NamedTuple):
     """What the agent's ranks do; `number` is that of the request."""
 
     ranks: Mapping[int, Probe]
     number: int
 
 
-@dataclass(frozen=True)
-class Saves:
+class Saves(NamedTuple):
     """Whether a rank can write checkpoints; only rank 0 says so."""
 
     rank: int
     works: bool
 
 
-@dataclass(frozen=True)
-class Stopping:
+class Stopping(NamedTuple):
     """The pod was asked to terminate."""
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A rank lost its peers, did not reach them, is failing, or has ended."""
-
-    kind: Literal["lost", "unformed", "failing", "ended"]
+class _Failure(NamedTuple):
     ending: Ending
     generation: int
 
 
-Fact = Ready | Hold | Heartbeats | Activities | Probes | Saves | Stopping | Failure
+class Lost(_Failure):
+    """A rank is alive and lost its peers."""
+
+
+class Unformed(_Failure):
+    """A rank is alive and did not reach its peers."""
+
+
+class Failing(_Failure):
+    """A rank failed and has not exited yet."""
+
+
+class Ended(_Failure):
+    """A rank exited."""
+
+
+Fact = Ready | Hold | Heartbeats | Activities | Probes | Saves | Stopping | Lost | Unformed | Failing | Ended
+KINDS: Mapping[str, Any] = {
+    **{"ready": Ready, "hold": Hold, "heartbeats": Heartbeats, "activity": Activities, "probes": Probes},
+    **{"saves": Saves, "stopping": Stopping},
+    **{"lost": Lost, "unformed": Unformed, "failing": Failing, "ended": Ended},
+}
+_NAMES = {kind: name for name, kind in KINDS.items()}
+
+
+def as_message(fact: Fact) -> dict[str, Any]:
+    """The message that `parse` reads, for wire/link.py."""
+    return {_NAMES[type(fact)]: fact}
 
 
 def parse(message: Mapping[str, Any], *, ranks: range) -> Fact | None:
@@ -81,10 +96,13 @@ def parse(message: Mapping[str, Any], *, ranks: range) -> Fact | None:
 
     ranks  of the sender: an agent speaks for no other
     """
-    fact = _parse_of_rank(message) or _parse(message)
+    name = next(iter(message), "")
+    if name not in KINDS:
+        return None
+    fact: Fact = checked(KINDS[name], message[name])
     match fact:
-        case Ready(rank=rank) | Hold(rank=rank) | Saves(rank=rank) | Failure(ending=Ending(rank=rank)):
-            named: set[int] = {rank}
+        case _Failure(ending=Ending(rank=rank)) | Ready(rank=rank) | Hold(rank=rank) | Saves(rank=rank):
+            named = {rank}
         case Heartbeats(ranks=known) | Activities(ranks=known) | Probes(ranks=known):
             named = set(known)
         case _:
@@ -92,36 +110,3 @@ def parse(message: Mapping[str, Any], *, ranks: range) -> Fact | None:
     if not named <= set(ranks):
         raise ValueError(f"ranks {named} are not the sender's")
     return fact
-
-
-def _parse_of_rank(message: Mapping[str, Any]) -> Fact | None:
-    """What one rank says."""
-    match message:
-        case {"ready": found}:
-            return Ready(*checked(tuple[int, int], found))
-        case {"hold": rank, "holds": holds}:
-            return Hold(checked(int, rank), checked(bool, holds))
-        case {"saves": rank, "works": works}:
-            return Saves(checked(int, rank), checked(bool, works))
-    return None
-
-
-def _parse(message: Mapping[str, Any]) -> Fact | None:
-    match message:
-        case {"heartbeats": found}:
-            return Heartbeats(checked(dict[int, Heartbeat], found))
-        case {"activity": found}:
-            return Activities(checked(dict[int, Activity], found))
-        case {"probes": found, "number": number}:
-            return Probes(checked(dict[int, Probe], found), checked(int, number))
-        case {"stopping": _}:
-            return Stopping()
-        case (
-            {"lost": found, "generation": generation}
-            | {"unformed": found, "generation": generation}
-            | {"failing": found, "generation": generation}
-            | {"ended": found, "generation": generation}
-        ):
-            kind: Any = next(name for name in ("lost", "unformed", "failing", "ended") if name in message)
-            return Failure(kind, checked(Ending, found), checked(int, generation))
-    return None

@@ -152,7 +152,12 @@ def _peer_of(sock: socket.socket) -> str:
 
 def encode(message: Message) -> bytes:
     """The line that is sent over the connection."""
-    return json.dumps(message).encode() + b"\n"
+    return json.dumps(message, default=_fields).encode() + b"\n"
+
+
+def _fields(value: Any) -> Any:
+    """Of a dataclass; one that a line may be too short for has a method for that."""
+    return value.to_json() if hasattr(value, "to_json") else vars(value)
 
 
 def free_ports(count: int) -> Sequence[int]:

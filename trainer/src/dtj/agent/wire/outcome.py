@@ -184,9 +184,9 @@ def termination_fields(
 
 
 def excused(endings: Iterable[Ending]) -> list[Ending]:
-    """The endings of a pod whose ranks failed when the job had succeeded without them."""
+    """The endings of a pod when the job had succeeded without its ranks: they failed, or were not needed."""
     done = {"code": contract.EXIT_DONE, "signal": None, "reason": None, "message": ""}
-    return [replace(each, **done) if each.failed else each for each in endings]  # type: ignore[arg-type]
+    return [replace(each, **done) if each.failed or each.by_agent else each for each in endings]  # type: ignore[arg-type]
 
 
 def echo(culprit: Ending, *, now: datetime) -> Ending:

@@ -9,7 +9,7 @@ from dtj.agent.wire.outcome import Ending
 
 # Version of all messages between the agents of a job, and between its ranks. Increase by one for each
 # incompatible change. Never change the form of a refusal, nor `protocol`, `uid` and `attempt` of a hello.
-PROTOCOL = 12
+PROTOCOL = 13
 # Connecting takes this long only if a rank dies at that moment, or packets are lost.
 CONNECT_S = 20.0
 
@@ -138,11 +138,6 @@ class RankState:
     def belongs_to(self, generation: int) -> bool:
         """It is, or was until it exited by itself, a rank of that generation."""
         return self.generation == generation and not (self.ending and self.ending.by_agent)
-
-    def to_json(self) -> dict[str, Any]:
-        """Fields for the wire."""
-        endings = {"lost": self.lost, "ending": self.ending}
-        return vars(self) | {name: known and known.to_json() for name, known in endings.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,9 +76,8 @@ def judge_before_first_step(
     stopped = sorted(rank for rank, probe in probes.items() if probe.is_stopped)
     if is_early and not stopped and not _all_wait(probes):
         return Verdict(culprits=[])
-    waiting = [probe for probe in probes.values() if probe.waits or probe.loads]
-    others = [probe for probe in probes.values() if probe not in waiting]
-    if stopped or (waiting and all(probe.asleep_s > silent_s / 2 for probe in others)):
+    others = [probe for probe in probes.values() if not (probe.waits or probe.loads)]
+    if stopped or (len(others) < len(probes) and all(probe.asleep_s > silent_s / 2 for probe in others)):
         found = stopped or sorted(r for r, probe in probes.items() if not probe.waits) or sorted(probes)
         return Verdict(culprits=found, is_shared=_is_shared(found, probes, has_ended=has_ended))
     return Verdict(culprits=[])
