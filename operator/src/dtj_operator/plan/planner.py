@@ -119,10 +119,10 @@ def _delete(s: Snapshot) -> tuple[Action, ...]:
 
 
 def _suspended(s: Snapshot) -> Decision:
-    refusals = queue.obstacles(s)
-    again = s.now + FOREIGN_POLL_S if refusals else queue.requeue_at(s)
+    refusal = queue.obstacle(s)
+    again = s.now + FOREIGN_POLL_S if refusal else queue.requeue_at(s)
     actions = _delete(s) + queue.actions_while_suspended(s)
-    return Decision(actions=actions, refusals=refusals, requeue_at=again)
+    return Decision(actions=actions, refusal=refusal, requeue_at=again)
 
 
 def _converge(s: Snapshot) -> Decision:
@@ -140,10 +140,10 @@ def _converge(s: Snapshot) -> Decision:
         return Decision(actions=made + retired, requeue_at=soonest(again, _revert_at(s)))
     if s.now < backoff_until(s):
         return Decision(actions=retired, requeue_at=soonest(backoff_until(s), again))
-    foreign = [kind for kind, child in s.children.items() if child is Child.FOREIGN]
-    refusals = tuple(name_conflict(kind, s.job.name) for kind in foreign) or queue.obstacles(s)
-    if refusals:
-        return Decision(actions=retired, refusals=refusals, requeue_at=s.now + FOREIGN_POLL_S)
+    foreign = next((kind for kind, child in s.children.items() if child is Child.FOREIGN), None)
+    refusal = name_conflict(foreign, s.job.name) if foreign else queue.obstacle(s)
+    if refusal is not None:
+        return Decision(actions=retired, refusal=refusal, requeue_at=s.now + FOREIGN_POLL_S)
     group, settings = gang.group_to_join(s), queue.pod_settings(s)
     if gang.waits_for_terminating(s, group):
         return Decision(actions=retired, requeue_at=soonest(again, gang.preempting_until(s)))

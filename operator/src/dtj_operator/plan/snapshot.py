@@ -59,7 +59,7 @@ class Snapshot(PodsOnNodes):
     memory: Memory
     children: Mapping[str, Child] = field(default_factory=dict)  # Service and NetworkPolicy, by kind
     revert_at: float = 0.0  # when edits of children may be reverted
-    refusals: tuple[Refusal, ...] = ()
+    refusal: Refusal | None = None
     progress: Progress | None = None
     coordinator_silent: bool = False  # replica 0's agent has just stopped answering
     coordinator_silence: Silence | None = None
@@ -74,14 +74,14 @@ class Snapshot(PodsOnNodes):
     def recovery(self) -> Recovery:
         return self.job.recovery
 
-    def after(self, pods: tuple[PodView, ...], refusals: tuple[Refusal, ...]) -> "Snapshot":
+    def after(self, pods: tuple[PodView, ...], refusal: Refusal | None) -> "Snapshot":
         """The same moment after the actions; the status describes this.
 
         If nothing changed it is this same object, with all that was derived from it.
         """
-        if pods == self.pods and not refusals:
+        if pods == self.pods and refusal is None:
             return self
-        return replace(self, pods=pods, refusals=refusals)
+        return replace(self, pods=pods, refusal=refusal)
 
     @cached_property
     def owned(self) -> tuple[PodView, ...]:

@@ -77,8 +77,8 @@ def obstacle(s: Snapshot, verdict: Verdict | None, phase: str) -> Refusal | None
     stuck = [pod for pod in late if ends or _is_waited_for(s, pod)]
     if stuck:
         return _terminating(s, stuck)
-    if s.refusals:
-        return s.refusals[0]
+    if s.refusal is not None:
+        return s.refusal
     if ends:
         return _waits_in_queue(s, verdict) if phase == SUSPENDED else None
     return _cannot_start(s)
