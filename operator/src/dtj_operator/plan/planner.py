@@ -127,7 +127,8 @@ def _suspended(s: Snapshot) -> Decision:
 
 def _converge(s: Snapshot) -> Decision:
     """Create the missing pods of the current attempt; attempts never overlap."""
-    retired = _retire(s) + queue.actions_while_running(s)
+    old_pods = tuple(DeletePod(old, _grace_s(s, old)) for old in s.obsolete if not old.deleting)
+    retired = old_pods + gang.delete_obsolete(s) + queue.actions_while_running(s)
     again = soonest(
         *(policy.requeue_at(s) for policy in (size, avoid, success, starting, isolation)), deadline.due_at(s)
     )
@@ -168,11 +169,6 @@ def _pod_context(s: Snapshot) -> PodContext:
     restarts = s.memory.restarts
     left = max(0, s.job.recovery.max_restarts - len(within_window(s, restarts.counted_at)))
     return PodContext(attempt=s.memory.attempt, size=s.size, restarts_left=left, restarts=restarts)
-
-
-def _retire(s: Snapshot) -> tuple[Action, ...]:
-    pods = tuple(DeletePod(old, _grace_s(s, old)) for old in s.obsolete if not old.deleting)
-    return pods + gang.delete_obsolete(s)
 
 
 def _grace_s(s: Snapshot, old: PodView) -> int | None:

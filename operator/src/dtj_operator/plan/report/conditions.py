@@ -297,7 +297,7 @@ def _obstacle(s: Snapshot, pod: PodView) -> Refusal | None:
         if container.waiting in _UNSTARTABLE:
             fix = _NOT_ROOT_FIX if _NOT_ROOT in container.message else None
             return _blocked("PodRejected", f"{where}: {container.waiting}: {container.message}", fix)
-    if starting.is_slow(s, pod):
+    if starting.waits_for(s, pod, starting.SLOW_START_S):
         where = f"pod {pod.name} on node {pod.node}"
         return _blocked(
             "ContainerCreating",

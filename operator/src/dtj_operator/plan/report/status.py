@@ -95,7 +95,9 @@ def new_status(s: Snapshot, verdict: Verdict | None) -> Json:
             "message": problem[:CONDITION_MESSAGE_LIMIT],
             "conditions": rejected(s, problem),
         }
-    phase, attempt = _phase(s, verdict), _attempt(s, verdict)
+    # A suspension ends the attempt too, if there is one: its pods count as old from then on.
+    stopped = isinstance(verdict, Suspend) and bool(s.memory.phase or s.owned)
+    phase, attempt = _phase(s, verdict), s.memory.attempt + (starts_new_attempt(verdict) or stopped)
     blocked = obstacle(s, verdict, phase)
     if phase == STARTING and blocked is not None:
         phase = PENDING
@@ -183,12 +185,6 @@ def _step(progress: Json | None) -> str | None:
     if step is None:
         return None
     return str(step) if total is None else f"{step}/{total}"
-
-
-def _attempt(s: Snapshot, verdict: Verdict | None) -> int:
-    """A suspension ends the attempt too, if there is one: its pods count as old from then on."""
-    stopped = isinstance(verdict, Suspend) and bool(s.memory.phase or s.owned)
-    return s.memory.attempt + (starts_new_attempt(verdict) or stopped)
 
 
 def _replicas(s: Snapshot, verdict: Verdict | None) -> Json:
