@@ -25,7 +25,7 @@ _CONDITIONS = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersR
 def decide(s: Snapshot) -> dict[str, Any]:
     """Compute what a reconcile computes, without its I/O; return the new status."""
     decision = plan(s)
-    after = s.after(tuple(s.pods), decision.refusals)
+    after = s.after(tuple(s.pods), decision.refusal)
     status = new_status(after, decision.verdict)
     pace.write_at(s.memory.raw, status, now=s.now, last_write=0, progress_due=True)
     pace.only_progress(s.memory.raw, status)

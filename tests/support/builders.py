@@ -268,7 +268,7 @@ class JobBuilder:
         return replace(self, pods=tuple(view for view in self.pods if view.index not in indices))
 
     def seeing(self, **fields: Any) -> Self:
-        """Set what else is in the snapshot: service, network_policy, refusals, progress, now."""
+        """Set what else is in the snapshot: service, network_policy, refusal, progress, now."""
         return replace(self, known={**self.known, **fields})
 
     def with_network(self) -> Self:
@@ -306,7 +306,7 @@ class JobBuilder:
         return WorkloadView(namespace=NAMESPACE, name=name, uid=f"uid-{name}", **given)
 
     def refused(self, reason: str, message: str = "no") -> Self:
-        return self.seeing(refusals=(Refusal(reason=reason, message=message),))
+        return self.seeing(refusal=Refusal(reason=reason, message=message))
 
     def answering(
         self,

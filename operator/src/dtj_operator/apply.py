@@ -59,12 +59,12 @@ APPLY_S = 60.0  # a large job needs longer under a low rate limit; its status is
 class Applied:
     """The result of the actions.
 
-    refusals    what the API server refused
+    refusal     what the API server refused first
     blocked     an old object has to be deleted first
     unfinished  there was no time for all of them: the next reconcile continues
     """
 
-    refusals: tuple[Refusal, ...] = ()
+    refusal: Refusal | None = None
     blocked: bool = False
     unfinished: bool = False
 
@@ -103,14 +103,14 @@ class Applier:
             results = await self._all(key.namespace, others)
             if None in results:
                 return Applied(unfinished=True)
-            refusals = [result for result in results if isinstance(result, Refusal)]
-            if refusals or False in results:
-                return Applied(refusals=tuple(refusals[:1]), blocked=not refusals)
+            refusal = next((result for result in results if isinstance(result, Refusal)), None)
+            if refusal or False in results:
+                return Applied(refusal=refusal, blocked=refusal is None)
             made = await self._create_pods(creates, uid, until)
             kept = (result.refusal for result in results if isinstance(result, _Kept))
-            return replace(made, refusals=(*made.refusals, *kept)[:1])
+            return replace(made, refusal=made.refusal or next(kept, None))
         except Refused as error:
-            return Applied(refusals=(refusal_of(error),))
+            return Applied(refusal=refusal_of(error))
 
     async def _create_pods(self, creates: Sequence[CreatePod], uid: str, until: float) -> Applied:
         """Start with one create in flight and allow one more after each success.
@@ -119,13 +119,13 @@ class Applier:
         flight still finish.
         """
         left, in_flight = iter(creates), 1
-        refusals: list[Refusal] = []
         failures: list[ApiError] = []
+        refusal: Refusal | None = None
         blocked = False
 
         async def create() -> None:
-            nonlocal blocked, in_flight
-            while not (refusals or failures or self._clock() >= until):
+            nonlocal blocked, in_flight, refusal
+            while not (refusal or failures or self._clock() >= until):
                 action = next(left, None)
                 if action is None:
                     return
@@ -136,7 +136,7 @@ class Applier:
                     failures.append(error)
                     return
                 if isinstance(result, Refusal):
-                    refusals.append(result)
+                    refusal = refusal or result
                     return
                 blocked = blocked or not result
                 if in_flight < CALLS_IN_FLIGHT:
@@ -147,8 +147,8 @@ class Applier:
             group.create_task(create())
         if failures:
             raise failures[0]
-        unfinished = not refusals and next(left, None) is not None
-        return Applied(refusals=tuple(refusals[:1]), blocked=blocked, unfinished=unfinished)
+        unfinished = refusal is None and next(left, None) is not None
+        return Applied(refusal=refusal, blocked=blocked, unfinished=unfinished)
 
     async def _act(self, key: Key, uid: str, action: Action, until: float) -> Refusal | _Kept | bool | None:
         """Return False if an old object has to be deleted first, None if it is too late for the call."""

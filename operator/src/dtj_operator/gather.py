@@ -95,7 +95,6 @@ class Gatherer:
             nodes=nodes,
             gone_since=self._caches.gone_nodes(),
             progress=self._poller.last(key, job.uid, memory.attempt),
-            coordinator_silent=self._poller.silent(key, job.uid, memory.attempt),
             coordinator_silence=self._poller.silence(key, job.uid, memory.attempt),
             readers=self._readers,
             now=now,

@@ -147,11 +147,6 @@ class Poller:
         known_uid, progress = self._last.get(key, ("", None))
         return progress if known_uid == uid and progress is not None and progress.attempt == attempt else None
 
-    def silent(self, key: Key, uid: str, attempt: int) -> bool:
-        """Whether the polled agent answered in this attempt and has now stopped answering."""
-        silence = self.silence(key, uid, attempt)
-        return silence is not None and self._wall() - silence.since < SILENCE_COUNTS_S
-
     def silence(self, key: Key, uid: str, attempt: int) -> Silence | None:
         """Since when the polled agent has been silent, if it answered in this attempt; wall-clock times."""
         known = self._followed.get(key)

@@ -115,7 +115,7 @@ class Reconciler:
         ends_job = DeleteJob() in decision.actions
         if ends_job:
             _log.info("decided", extra={"decision": "DeleteJob", "reason": "ttlSecondsAfterFinished"})
-        after = s.after(self._cache.of(key), decision.refusals + outcome.refusals)
+        after = s.after(self._cache.of(key), decision.refusal or outcome.refusal)
         status = new_status(after, decision.verdict)
         if s.job.deleting or ends_job:
             self._poller.forget(key)
@@ -127,13 +127,13 @@ class Reconciler:
             again_at = s.now if outcome.unfinished else soonest(decision.requeue_at, write_at)
             return _Step(again_s=_seconds_until(again_at, s.now))
         self._ask_agent(key, after, status)
-        complete = not (outcome.refusals or outcome.unfinished or outcome.blocked)
+        complete = not (outcome.refusal or outcome.unfinished or outcome.blocked)
         job_metrics.JOBS.saw(key, after, status)
         begun = complete and any(isinstance(action, CreatePod) for action in decision.actions)
         write_at, written = await self._write(key, after, decision.verdict, status, job, begun=begun)
         again_s = _seconds_until(soonest(decision.requeue_at, write_at), s.now)
-        if outcome.refusals or outcome.blocked:
-            why = outcome.refusals[0].message if outcome.refusals else "old objects of the job still exist"
+        if outcome.refusal or outcome.blocked:
+            why = outcome.refusal.message if outcome.refusal else "old objects of the job still exist"
             raise TryLater(why, within_s=again_s)  # the back-off must not delay a deadline
         if decision.verdict is not None:
             return _Step(again_s=0.0, job=written)
@@ -217,9 +217,9 @@ class Reconciler:
 
 def _insist(outcome: Applied) -> None:
     """Try again what was refused about a job that has no status to say it, or changed meanwhile."""
-    if outcome.refusals:
-        _log.warning("the API server refuses a deletion", extra={"error": outcome.refusals[0].message})
-    if outcome.refusals or outcome.blocked:
+    if outcome.refusal:
+        _log.warning("the API server refuses a deletion", extra={"error": outcome.refusal.message})
+    if outcome.refusal or outcome.blocked:
         raise TryLater("not all objects of the job could be deleted")
 
 

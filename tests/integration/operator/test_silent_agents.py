@@ -236,7 +236,7 @@ async def test_without_the_right_to_read_leases_the_operator_waits_for_kubernete
     await last_sign_of_life(cluster.api, "node-1")
     async with (
         without(granted, f"{bindings}/{name}", f"{FOLDER}/node-1"),
-        process.running(granted, watch=cluster.namespace, poll_s=POLL_S) as operator,
+        process.running(granted, watch=cluster.namespace, poll_s=POLL_S),
         agent(cluster, ADDRESS, dict(CALM)) as says,
     ):
         before = await train(cluster, kubelet, ADDRESS, nodeLostSeconds=1)
@@ -245,7 +245,4 @@ async def test_without_the_right_to_read_leases_the_operator_waits_for_kubernete
         await nodes.say("node-1", ready=False)
         await kubelet.until(is_new("job-1", before))
         job = await cluster.job()
-        lines = [line for line in operator.log.read_text().splitlines() if "leases of nodes" in line]
     assert job["status"]["failure"]["message"] == "the node was NotReady for 1 s"
-    assert len(lines) == 1
-    assert "no permission to read these objects; continuing without them" in lines[0]

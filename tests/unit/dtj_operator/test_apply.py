@@ -22,6 +22,7 @@ from dtj_operator.kube.children import NETWORK_POLICY, SERVICE, ChildCache
 from dtj_operator.kube.errors import ApiError
 from dtj_operator.kube.pod_groups import Gangs, pod_groups_of
 from dtj_operator.kube.workloads import WORKLOADS, decode_workload, kueue
+from dtj_operator.model.children import Refusal
 from dtj_operator.model.names import Key
 from dtj_operator.model.views import WorkloadView
 from dtj_operator.plan.actions import (
@@ -63,6 +64,10 @@ def wanted(index: int = 0) -> Json:
 def stored(body: Json, uid: str = "u", **meta: Any) -> Json:
     raw: Json = json.loads(json.dumps(body))
     return {**raw, "metadata": {**raw["metadata"], "uid": uid, "resourceVersion": "7", **meta}}
+
+
+def reason_of(outcome: Applied) -> str | None:
+    return outcome.refusal.reason if outcome.refusal else None
 
 
 def owned_before() -> Json:
@@ -157,7 +162,7 @@ async def test_used_up_quota_costs_one_request() -> None:
     async with doing(QUOTA) as do:
         outcome = await do(*[CreatePod(wanted(index)) for index in range(100)])
 
-    assert [(refusal.reason, len(do.server.asked)) for refusal in outcome.refusals] == [("QuotaExceeded", 1)]
+    assert (reason_of(outcome), len(do.server.asked)) == ("QuotaExceeded", 1)
 
 
 async def test_creates_grow_in_parallel_and_a_slow_one_does_not_delay_the_rest() -> None:
@@ -219,16 +224,14 @@ async def test_creation_stops_at_a_refusal() -> None:
         outcome = await do(*[CreatePod(wanted(index)) for index in range(3)])
 
     assert len(do.server.asked) == 3
-    assert outcome.refusals[0].message == "exceeded quota: small"
+    assert outcome.refusal == Refusal(reason="QuotaExceeded", message="exceeded quota: small")
 
 
 async def test_refused_deletion_is_reported_and_no_pod_is_created() -> None:
     async with doing(refuses(403, "Forbidden", "policy: pods stay")) as do:
         outcome = await do(DeletePod(pod(0).pod), CreatePod(wanted(1)))
 
-    assert [(each.reason, each.message) for each in outcome.refusals] == [
-        ("PodRejected", "policy: pods stay")
-    ]
+    assert outcome.refusal == Refusal(reason="PodRejected", message="policy: pods stay")
     assert do.asked() == ["DELETE digits-0"]
 
 
@@ -243,7 +246,8 @@ async def test_new_pod_whose_labels_a_webhook_changed_is_deleted_and_reported(la
     async with doing(says(stored(wanted(), labels=labels)), REMOVED) as do:
         outcome = await do(CreatePod(wanted()))
 
-    (refusal,) = outcome.refusals
+    refusal = outcome.refusal
+    assert refusal is not None
     assert (refusal.reason, "new pods such as digits-0" in refusal.message) == ("PodRejected", True)
     assert do.asked() == ["POST pods", "DELETE digits-0"]
     assert (do.pods.of(KEY), do.again) == ((), []), "it is tried again after the back-off, not at once"
@@ -254,7 +258,8 @@ async def test_unknown_priority_class_is_reported_with_the_fix() -> None:
     async with doing(refuses(403, "Forbidden", said)) as do:
         outcome = await do(CreatePod(wanted()))
 
-    (refusal,) = outcome.refusals
+    refusal = outcome.refusal
+    assert refusal is not None
     assert refusal.reason == "PodRejected"
     assert refusal.message.startswith(f"{said}; create that class")
 
@@ -281,7 +286,7 @@ async def test_pod_name_already_in_use(found: Json, blocked: bool, reason: str |
         outcome = await do(CreatePod(wanted()))
 
     assert outcome.blocked == blocked
-    assert [refusal.reason for refusal in outcome.refusals] == ([reason] if reason else [])
+    assert reason_of(outcome) == reason
     assert do.asked() == ["POST pods", "GET digits-0"], "nothing was deleted"
 
 
@@ -429,7 +434,7 @@ async def test_edited_service_is_not_deleted_if_its_update_fails(status: int, bl
     async with doing(TAKEN, says(edited), says(edited), refuses(status, "No")) as do:
         outcome = await do(Create(service(JOB)))
 
-    assert (outcome.blocked, bool(outcome.refusals)) == (blocked, not blocked)
+    assert (outcome.blocked, bool(outcome.refusal)) == (blocked, not blocked)
     assert do.asked()[-1] == "PUT digits"
 
 
@@ -454,7 +459,8 @@ async def test_pods_are_created_beside_the_old_policy_if_its_change_is_refused(
             do.policies.observe(NETWORK_POLICY.source.decode(json.dumps(stored(policy, **known)).encode()))
         outcome = await do(Create(policy), CreatePod(wanted()))
 
-    assert ["Invalid value: 10.0.0.7" in refusal.message for refusal in outcome.refusals] == [True]
+    assert outcome.refusal is not None
+    assert "Invalid value: 10.0.0.7" in outcome.refusal.message
     assert do.asked() == ["POST networkpolicies", *["POST pods"] * creates_pods]
 
 
@@ -464,7 +470,7 @@ async def test_refused_pod_is_reported_before_a_refused_change_of_the_policy() -
         do.policies.observe(NETWORK_POLICY.source.decode(json.dumps(stored(policy)).encode()))
         outcome = await do(Create(policy), CreatePod(wanted()))
 
-    assert [refusal.reason for refusal in outcome.refusals] == ["QuotaExceeded"]
+    assert reason_of(outcome) == "QuotaExceeded"
 
 
 async def test_unedited_service_of_ours_counts_as_created() -> None:
@@ -523,7 +529,7 @@ async def test_service_of_another_owner_prevents_pods() -> None:
     async with doing(TAKEN, says(foreign(service(JOB)))) as do:
         outcome = await do(Create(service(JOB)), CreatePod(wanted()))
 
-    assert [refusal.reason for refusal in outcome.refusals] == ["NameConflict"]
+    assert reason_of(outcome) == "NameConflict"
     assert do.asked() == ["POST services", "GET digits"], "nothing was deleted, no pod was created"
 
 
@@ -588,7 +594,7 @@ async def test_pod_that_loses_its_group_on_the_way_shows_that_its_namespace_has_
         ),
         param(
             [TAKEN, says(stored(GROUP, ownerReferences=[]))],
-            Applied(refusals=(name_conflict("PodGroup", "digits-0"),)),
+            Applied(refusal=name_conflict("PodGroup", "digits-0")),
             ["POST podgroups", "GET digits-0"],
             id="of another controller",
         ),

@@ -124,7 +124,7 @@ async def test_new_job_gets_a_status_although_an_old_object_has_to_go_first() ->
 async def test_refused_deletion_for_a_job_without_a_status_is_logged_and_tried_again(
     found: JobBuilder | Gone, caplog: pytest.LogCaptureFixture
 ) -> None:
-    refused = Applied(refusals=(Refusal(reason="PodRejected", message="policy: pods stay"),))
+    refused = Applied(refusal=Refusal(reason="PodRejected", message="policy: pods stay"))
     world = World(found if isinstance(found, Gone) else found.snapshot(), refused)
     reconcile = Reconciler(*(world,) * 6, may_act=lambda: True)  # type: ignore[arg-type]
 

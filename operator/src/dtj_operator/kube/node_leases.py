@@ -5,22 +5,18 @@ in a large cluster, although only a few ever matter.
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
 
 import msgspec
 
 from dtj_operator.kube import paths
-from dtj_operator.kube.errors import ApiError, Refused
+from dtj_operator.kube.errors import ApiError
 from dtj_operator.kube.wire import Wire
 from dtj_operator.model.views import NodeLease
 
 FRESH_S = 1.0  # several jobs ask about the same node: a Lease read this recently is not read again
 LONGEST_GAP_S = 12.0  # after a longer gap between two reads, the Lease may have been renewed in between
-LEASES_FORBIDDEN_PAUSE_S = 300.0  # how long not to read Leases after a 403
-
-_log = logging.getLogger(__name__)
 
 
 class _Spec(Wire):
@@ -51,15 +47,11 @@ class NodeLeases:
     def __init__(self, get: Callable[[str], Awaitable[bytes]]) -> None:
         self._get = get
         self._readings: dict[str, _Reading] = {}
-        self._forbidden = False
-        self._allowed_at = float("-inf")  # when to read again after a 403
 
     async def read(self, nodes: Iterable[str]) -> dict[str, NodeLease]:
         """Return the Leases of these nodes, without those that do not exist or cannot be read now."""
         now = asyncio.get_running_loop().time()
         self._readings = {n: r for n, r in self._readings.items() if now - r.at <= LONGEST_GAP_S}
-        if now < self._allowed_at:
-            return {}
         stale = [n for n in nodes if n not in self._readings or now - self._readings[n].at >= FRESH_S]
         readings = await asyncio.gather(*map(self._read_one, stale))
         for node, reading in zip(stale, readings, strict=True):
@@ -75,14 +67,10 @@ class NodeLeases:
         at = clock()
         try:
             spec = _decode(await self._get(f"{paths.leases(paths.NODE_LEASES)}/{node}")).spec
-        except Refused as error:
-            self._forbid(error)
-            return None
         except (ApiError, msgspec.MsgspecError):
             return None
         if spec.renew_time is None or not spec.lease_duration_seconds:
             return None
-        self._forbidden = False
         renewed_at = spec.renew_time.timestamp()
         same = before is not None and before.renewed_at == renewed_at
         since = before.since if before is not None and same else clock()
@@ -93,10 +81,3 @@ class NodeLeases:
             at=at,
             since=since,
         )
-
-    def _forbid(self, error: Refused) -> None:
-        self._allowed_at = asyncio.get_running_loop().time() + LEASES_FORBIDDEN_PAUSE_S
-        if not self._forbidden:
-            self._forbidden = True
-            fields = {"what": "leases of nodes", "error": str(error)}
-            _log.warning("no permission to read these objects; continuing without them", extra=fields)

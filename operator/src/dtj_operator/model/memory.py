@@ -5,7 +5,7 @@ from functools import cached_property
 
 from dtj_operator.model import private, ranges, times
 from dtj_operator.model.json import Json
-from dtj_operator.model.private import Private
+from dtj_operator.model.private import Counters, Private
 
 PENDING, STARTING, RUNNING, RECOVERING = "Pending", "Starting", "Running", "Recovering"
 SUSPENDED, SUCCEEDED, FAILED = "Suspended", "Succeeded", "Failed"
@@ -14,18 +14,11 @@ FINAL = (SUCCEEDED, FAILED)
 REPLICA, JOB = "Replica", "Job"  # how much of the job a recovery touches
 
 
-@dataclass(frozen=True, kw_only=True)
-class Restarts:
+class Restarts(Counters, frozen=True, kw_only=True):
     counted: int = 0  # including in-place restarts
-    counted_at: tuple[int, ...] = ()  # when, of those that may still count towards the budget
     disruptions: int = 0
     in_place: int = 0  # by the agents, without a new pod
-    in_place_of_attempt: int = 0  # of these, those of the current attempt
     without_progress: int = 0
-    identical: int = 0  # failures in a row with the same error of the program, without progress
-    uncounted: int = 0  # restarts in a row that no budget counts, without progress
-    highest_step: int | None = None  # ever reported; a higher step is progress
-    at_replacement: int = 0  # restarts in all when pods were last replaced; their successors know of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,15 +125,10 @@ class Memory:
         raw = self.raw.get("restarts") or {}
         return Restarts(
             counted=raw.get("counted", 0),
-            counted_at=tuple(self.private.counted_at),
             disruptions=raw.get("disruptions", 0),
             in_place=raw.get("inPlace", 0),
-            in_place_of_attempt=self.private.in_place_of_attempt,
             without_progress=raw.get("withoutProgress", 0),
-            identical=self.private.identical_failures,
-            uncounted=self.private.uncounted_restarts,
-            highest_step=self.private.highest_step,
-            at_replacement=self.private.restarts_at_replacement,
+            **self.private.counters(),
         )
 
     def condition(self, kind: str) -> Json:

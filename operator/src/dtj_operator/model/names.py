@@ -50,8 +50,6 @@ REQUIRED_TOPOLOGY, PREFERRED_TOPOLOGY = (
 )
 ANY_TOPOLOGY = f"{KUEUE}/podset-unconstrained-topology"
 
-HOST_NAME_LIMIT = 63  # of a DNS label, so also of a pod's hostname
-
 
 class Key(NamedTuple):
     """Namespace and name of a job: what the queue holds, never the job itself."""

@@ -4,7 +4,7 @@ It is read and written as one typed object. The schema does not list its fields,
 the fields of a newer operator while an older schema is installed.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -23,7 +23,22 @@ class Shortage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     retry_at: int  # seconds since the epoch
 
 
-class Private(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+class Counters(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """Of restarts, beside those in status.restarts; those in a row are without progress."""
+
+    in_place_of_attempt: int = 0  # in-place restarts in the current attempt
+    identical: int = msgspec.field(default=0, name="identicalFailures")  # in a row, of the program
+    uncounted: int = msgspec.field(default=0, name="uncountedRestarts")  # in a row, of no budget
+    counted_at: tuple[int, ...] = ()  # seconds since the epoch of those that may still count, oldest first
+    highest_step: int | None = None  # ever reported; only a higher step is progress
+    # In all, when pods were last replaced; their successors know of them.
+    at_replacement: int = msgspec.field(default=0, name="restartsAtReplacement")
+
+    def counters(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in Counters.__struct_fields__}
+
+
+class Private(Counters, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """All of it is bounded: as small for 10,000 replicas as for two, unless they finish in random order."""
 
     recovery_scope: str = "Job"  # what a recovery in this attempt restarts: Replica or Job
@@ -32,12 +47,6 @@ class Private(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_de
     replacing: dict[int, str] = {}  # uids of pods being replaced, by index; empty if the pod was already gone
     done: str = ""  # replicas of the attempt that have succeeded, such as 0-3,7
     shortage: Shortage | None = None
-    in_place_of_attempt: int = 0  # in-place restarts in the current attempt
-    identical_failures: int = 0  # in a row, with the same error of the program and without progress
-    uncounted_restarts: int = 0  # in a row, without progress; only for the back-off
-    counted_at: list[int] = []  # seconds since the epoch of the restarts that still count, oldest first
-    highest_step: int | None = None  # ever reported; only a higher step is progress
-    restarts_at_replacement: int = 0  # in all, when pods were last replaced
     earlier_seconds: dict[str, int] = {}  # the part of status.goodput that earlier attempts took
 
 
@@ -50,5 +59,5 @@ def read(status: Json) -> Private:
 
 
 def write(private: Private) -> Json:
-    fields: Json = msgspec.to_builtins(private, str_keys=True)
+    fields: Json = msgspec.json.decode(msgspec.json.encode(private))
     return fields

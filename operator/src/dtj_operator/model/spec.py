@@ -1,8 +1,8 @@
 """The custom resource as a frozen `Job`: parsed once, with defaults; an error names the field and the fix.
 
-The schema and its CEL rules reject almost all invalid objects before they are stored. The checks here are for
-objects that an older or newer schema accepted: they end in a condition, never in a crash loop. The defaults
-are those of the schema (a test compares them).
+The schema and its CEL rules reject almost all invalid objects before they are stored. Checked here are types,
+because the schema may be an older or newer one, and what it cannot express: such objects end in a condition,
+never in a crash loop. The defaults are those of the schema (a test compares them).
 """
 
 from collections.abc import Mapping
@@ -23,9 +23,6 @@ MOST_RESTARTS = 1000  # recovery.maxRestarts, as in the schema: status.memory ha
 NEVER = "Never"  # instead of a number: off
 
 _WHO_RESTARTS = "the operator, not the kubelet, restarts the ranks"
-_RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK", "NNODES", "NPROC_PER_NODE")
-RESERVED_ENV = frozenset((*_RENDEZVOUS, "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-RESERVED_ENV_PREFIXES = ("DTJ_", "PET_")
 ACCELERATORS = ("google.com/tpu", "habana.ai/gaudi", "gpu.intel.com/xe", "gpu.intel.com/i915")
 
 _LARGEST = 2**31 - 1
@@ -113,7 +110,7 @@ class Hang(_Part, frozen=True, kw_only=True):
 
 
 class SuccessPolicy(_Part, frozen=True, kw_only=True):
-    replicas: frozenset[int] = frozenset()
+    replicas: Annotated[frozenset[int], Meta(min_length=1)]
 
 
 class Topology(_Part, frozen=True, kw_only=True):
@@ -336,45 +333,10 @@ def _check_template(template: Json) -> None:
             labels[names.QUEUE_NAME],
             "must be a label of the job itself: move it to metadata.labels",
         )
-    path = "spec.template.spec"
-    if pod.get("restartPolicy") not in (None, "Never"):
-        fix = f"must be Never or absent: {_WHO_RESTARTS}"
-        raise SpecError(f"{path}.restartPolicy", pod["restartPolicy"], fix)
-    for owned in ("hostname", "subdomain"):
-        if pod.get(owned):
-            fix = "must be absent: the operator sets it, so that the ranks find each other"
-            raise SpecError(f"{path}.{owned}", pod[owned], fix)
-    for i, volume in enumerate(pod.get("volumes") or ()):
-        if volume.get("name") in (names.SHM_VOLUME, names.CHECKPOINT_VOLUME):
-            fix = "the operator adds a volume of this name; choose another name"
-            raise SpecError(f"{path}.volumes[{i}].name", volume["name"], fix)
-    for i, container in enumerate(pod["containers"]):
-        if not container.get("name"):
-            fix = "every container needs a name"
-            raise SpecError(f"{path}.containers[{i}].name", container.get("name"), fix)
-        for j, variable in enumerate(container.get("env") or ()):
-            name = str(variable.get("name"))
-            if name in RESERVED_ENV or name.startswith(RESERVED_ENV_PREFIXES):
-                fix = "must be absent: the operator sets this variable"
-                raise SpecError(f"{path}.containers[{i}].env[{j}].name", name, fix)
 
 
 def _check(job: Job) -> None:
-    """Raise SpecError for fields that do not go together."""
-    elastic, most = job.elastic, job.max_replicas
-    if elastic and elastic.max_replicas < elastic.min_replicas:
-        fix = f"must be at least minReplicas, which is {elastic.min_replicas}"
-        raise SpecError("spec.elastic.maxReplicas", elastic.max_replicas, fix)
-    if not job.min_replicas <= job.replicas <= most:
-        fix = f"must be an integer between {job.min_replicas} and {most}"
-        raise SpecError("spec.replicas", job.replicas, fix)
-    if len(names.pod_name(job.name, most - 1)) > names.HOST_NAME_LIMIT:
-        longest = names.HOST_NAME_LIMIT - len(str(most - 1)) - 1
-        fix = f"must have at most {longest} characters with {most} replicas"
-        raise SpecError("metadata.name", job.name, fix)
-    if job.master_port == names.AGENT_PORT:
-        fix = f"{names.AGENT_PORT} is the agent's port; choose another port"
-        raise SpecError("spec.masterPort", job.master_port, fix)
+    """Raise SpecError for what the rules of the schema cannot see."""
     auto = job.processes_per_replica == "auto"
     if not (auto or isinstance(job.processes_per_replica, int)) or not 1 <= job.processes <= MOST_PROCESSES:
         fix = f"must be an integer between 1 and {MOST_PROCESSES}, or auto"
@@ -382,46 +344,17 @@ def _check(job: Job) -> None:
             found = f"auto means {job.processes} here, but {MOST_PROCESSES} is the most"
             fix = f"{found}; set a number, or request fewer"
         raise SpecError("spec.processesPerReplica", job.processes_per_replica, fix)
-    if job.success is not None and not (job.success and all(0 <= i < job.min_replicas for i in job.success)):
-        fix = f"must be a list of indices from 0 to {job.min_replicas - 1}"
-        raise SpecError("spec.successPolicy.replicas", sorted(job.success), fix)
-    if job.topology is not None and job.topology.exclusive and not job.topology.required:
-        fix = "must be false or absent unless mode is Required"
-        raise SpecError("spec.scheduling.topology.exclusive", True, fix)
-    for i, rule in enumerate(job.recovery.rules):
-        if rule.on_exit_codes is None and not rule.on_pod_conditions:
-            fix = "a rule needs onExitCodes or onPodConditions"
-            raise SpecError(f"spec.recovery.rules[{i}].onExitCodes", None, fix)
     trainer = job.trainer_container
     restarts = trainer.get("restartPolicy"), trainer.get("restartPolicyRules") or None
     if restarts not in ((None, None), ("Never", None)):
         number = job.template["spec"]["containers"].index(trainer)
         field = f"spec.template.spec.containers[{number}].restartPolicy"
         raise SpecError(field, restarts[0], f"must be Never, without rules, or absent: {_WHO_RESTARTS}")
-    if job.checkpoint is not None:
-        _check_checkpoint(job.checkpoint, trainer)
-
-
-def _check_checkpoint(checkpoint: Checkpoint, trainer: Json) -> None:
-    mount_path, resume = checkpoint.mount_path, checkpoint.resume_from
-    if not mount_path.startswith("/"):
-        fix = "must be an absolute path, such as /checkpoints"
-        raise SpecError("spec.checkpoint.mountPath", mount_path, fix)
-    # Other containers may mount the same volume there, for example to upload checkpoints.
-    taken = [str(mount.get("mountPath")).rstrip("/") for mount in trainer.get("volumeMounts") or ()]
-    if mount_path.rstrip("/") in taken:
-        fix = f"container {trainer['name']} already mounts a volume there; choose another path"
-        raise SpecError("spec.checkpoint.mountPath", mount_path, fix)
-    if not checkpoint.volume:
-        fix = "must be a volume source, such as persistentVolumeClaim: {claimName: runs}"
-        raise SpecError("spec.checkpoint.volume", None, fix)
-    if resume is None:
+    if job.checkpoint is None:
         return
-    field = "spec.checkpoint.resumeFrom"
-    if (resume.job is None) == (resume.path is None):
-        raise SpecError(f"{field}.job", resume.job, "exactly one of job and path must be set")
-    if resume.job is not None and (not resume.job or "/" in resume.job):
-        raise SpecError(f"{field}.job", resume.job, "must be the name of an earlier job in this namespace")
-    path = resume.path
-    if path is not None and (not path or path[0] == "/" or ".." in path.split("/")):
-        raise SpecError(f"{field}.path", path, "must be a path relative to mountPath, without '..'")
+    # Other containers may mount the same volume there, for example to upload checkpoints.
+    path = job.checkpoint.mount_path
+    taken = [str(mount.get("mountPath")).rstrip("/") for mount in trainer.get("volumeMounts") or ()]
+    if path.rstrip("/") in taken:
+        fix = f"container {trainer['name']} already mounts a volume there; choose another path"
+        raise SpecError("spec.checkpoint.mountPath", path, fix)

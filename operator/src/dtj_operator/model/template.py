@@ -32,7 +32,8 @@ class _Named(_Part):
     name: str | None = None
 
 
-class _Container(_Named):
+class _Container(_Part):
+    name: str
     env: list[_Named] | None = None
     resources: _Resources | None = None
     security_context: _ContainerSecurity | None = None

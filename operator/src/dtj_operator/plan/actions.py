@@ -222,7 +222,7 @@ class Decision:
 
     verdict: Verdict | None = None
     actions: tuple[Action, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
+    refusal: Refusal | None = None
     requeue_at: float | None = None
 
     @property

@@ -119,15 +119,16 @@ def _delete(s: Snapshot) -> tuple[Action, ...]:
 
 
 def _suspended(s: Snapshot) -> Decision:
-    refusals = queue.obstacles(s)
-    again = s.now + FOREIGN_POLL_S if refusals else queue.requeue_at(s)
+    refusal = queue.obstacle(s)
+    again = s.now + FOREIGN_POLL_S if refusal else queue.requeue_at(s)
     actions = _delete(s) + queue.actions_while_suspended(s)
-    return Decision(actions=actions, refusals=refusals, requeue_at=again)
+    return Decision(actions=actions, refusal=refusal, requeue_at=again)
 
 
 def _converge(s: Snapshot) -> Decision:
     """Create the missing pods of the current attempt; attempts never overlap."""
-    retired = _retire(s) + queue.actions_while_running(s)
+    old_pods = tuple(DeletePod(old, _grace_s(s, old)) for old in s.obsolete if not old.deleting)
+    retired = old_pods + gang.delete_obsolete(s) + queue.actions_while_running(s)
     again = soonest(
         *(policy.requeue_at(s) for policy in (size, avoid, success, starting, isolation)), deadline.due_at(s)
     )
@@ -140,10 +141,10 @@ def _converge(s: Snapshot) -> Decision:
         return Decision(actions=made + retired, requeue_at=soonest(again, _revert_at(s)))
     if s.now < backoff_until(s):
         return Decision(actions=retired, requeue_at=soonest(backoff_until(s), again))
-    foreign = [kind for kind, child in s.children.items() if child is Child.FOREIGN]
-    refusals = tuple(name_conflict(kind, s.job.name) for kind in foreign) or queue.obstacles(s)
-    if refusals:
-        return Decision(actions=retired, refusals=refusals, requeue_at=s.now + FOREIGN_POLL_S)
+    foreign = next((kind for kind, child in s.children.items() if child is Child.FOREIGN), None)
+    refusal = name_conflict(foreign, s.job.name) if foreign else queue.obstacle(s)
+    if refusal is not None:
+        return Decision(actions=retired, refusal=refusal, requeue_at=s.now + FOREIGN_POLL_S)
     group, settings = gang.group_to_join(s), queue.pod_settings(s)
     if gang.waits_for_terminating(s, group):
         return Decision(actions=retired, requeue_at=soonest(again, gang.preempting_until(s)))
@@ -168,11 +169,6 @@ def _pod_context(s: Snapshot) -> PodContext:
     restarts = s.memory.restarts
     left = max(0, s.job.recovery.max_restarts - len(within_window(s, restarts.counted_at)))
     return PodContext(attempt=s.memory.attempt, size=s.size, restarts_left=left, restarts=restarts)
-
-
-def _retire(s: Snapshot) -> tuple[Action, ...]:
-    pods = tuple(DeletePod(old, _grace_s(s, old)) for old in s.obsolete if not old.deleting)
-    return pods + gang.delete_obsolete(s)
 
 
 def _grace_s(s: Snapshot, old: PodView) -> int | None:

@@ -143,7 +143,7 @@ def actions_while_suspended(s: Snapshot) -> tuple[Action, ...]:
     if queue is None or s.job.suspend:
         return obsolete
     if known is None:
-        ready = not queue.workload and not obstacles(s)
+        ready = not queue.workload and obstacle(s) is None
         return (*obsolete, *([Create(workload(s.job, queue, s.queue.priority))] if ready else ()))
     if not known.owner_uid:
         return (*obsolete, AdoptWorkload(known, workload_metadata(s.job, known.name)))
@@ -192,10 +192,10 @@ def actions_when_finished(s: Snapshot) -> tuple[Action, ...]:
     return (UpdateWorkload(known, (_condition(s, "Finished", True, reason, str(end.get("message", ""))),)),)
 
 
-def obstacles(s: Snapshot) -> tuple[Refusal, ...]:
+def obstacle(s: Snapshot) -> Refusal | None:
     """What the job, or its Workload, names and the cluster does not have, or that Kueue cannot be asked."""
     why = s.queue.problem if is_unknown(s) and s.memory.phase != SUSPENDED else s.queue.absent
-    return (Refusal(reason=UNAVAILABLE, message=why),) if why else ()
+    return Refusal(reason=UNAVAILABLE, message=why) if why else None
 
 
 def requeue_at(s: Snapshot) -> float | None:

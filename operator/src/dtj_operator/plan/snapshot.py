@@ -59,9 +59,8 @@ class Snapshot(PodsOnNodes):
     memory: Memory
     children: Mapping[str, Child] = field(default_factory=dict)  # Service and NetworkPolicy, by kind
     revert_at: float = 0.0  # when edits of children may be reverted
-    refusals: tuple[Refusal, ...] = ()
+    refusal: Refusal | None = None
     progress: Progress | None = None
-    coordinator_silent: bool = False  # replica 0's agent has just stopped answering
     coordinator_silence: Silence | None = None
     last_nodes: Mapping[int, str] = field(default_factory=dict)  # nodes of vanished pods, by index
     gang_api: str = ""  # version of the API of PodGroups; empty: the cluster places pods one by one
@@ -74,14 +73,14 @@ class Snapshot(PodsOnNodes):
     def recovery(self) -> Recovery:
         return self.job.recovery
 
-    def after(self, pods: tuple[PodView, ...], refusals: tuple[Refusal, ...]) -> "Snapshot":
+    def after(self, pods: tuple[PodView, ...], refusal: Refusal | None) -> "Snapshot":
         """The same moment after the actions; the status describes this.
 
         If nothing changed it is this same object, with all that was derived from it.
         """
-        if pods == self.pods and not refusals:
+        if pods == self.pods and refusal is None:
             return self
-        return replace(self, pods=pods, refusals=refusals)
+        return replace(self, pods=pods, refusal=refusal)
 
     @cached_property
     def owned(self) -> tuple[PodView, ...]:
@@ -104,7 +103,9 @@ class Snapshot(PodsOnNodes):
     def silent_pods(self) -> dict[str, PodView]:
         silent = {i for i, since in self.silent_since.items() if self.now - since < SILENCE_COUNTS_S}
         first = self.current.get(0)
-        node_of_first = first.node if self.coordinator_silent and first is not None else None
+        silence = self.coordinator_silence
+        just_stopped = silence is not None and self.now - silence.since < SILENCE_COUNTS_S
+        node_of_first = first.node if just_stopped and first is not None else None
         lost = self.lost_nodes
         current = {pod.uid for pod in self.current.values()}
         return {

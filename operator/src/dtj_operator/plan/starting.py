@@ -26,19 +26,15 @@ def _waits_since(s: Snapshot, pod: PodView) -> float | None:
     return s.wall(pod.seen.bound)
 
 
-def _waits_for(s: Snapshot, pod: PodView, seconds: float) -> bool:
+def waits_for(s: Snapshot, pod: PodView, seconds: float) -> bool:
+    """Whether it waits so long for volumes or the network; from SLOW_START_S on that is an obstacle."""
     since = _waits_since(s, pod)
     return since is not None and s.now >= since + seconds
 
 
-def is_slow(s: Snapshot, pod: PodView) -> bool:
-    """Whether it waits for so long that this is an obstacle."""
-    return _waits_for(s, pod, SLOW_START_S)
-
-
 def noted(s: Snapshot) -> str | None:
     """Which pod waits for longer than most, before that is an obstacle."""
-    late = [index for index, pod in s.current.items() if _waits_for(s, pod, NOTED_S)]
+    late = [index for index, pod in s.current.items() if waits_for(s, pod, NOTED_S)]
     if not late:
         return None
     pod = s.current[min(late)]

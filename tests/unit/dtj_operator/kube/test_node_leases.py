@@ -1,7 +1,6 @@
 """Since when the Lease of a node is unchanged: only time between repeated reads counts."""
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -74,6 +73,7 @@ async def test_unchanged_time_counts_from_the_first_read_until_a_renewal(kubelet
     [
         param(lambda k: k.answers.update(n1=failure(Unavailable, 0)), id="the API server was unavailable"),
         param(lambda k: k.answers.update(n1=failure(NotFound, 404)), id="it did not exist"),
+        param(lambda k: k.answers.update(n1=failure(Refused, 403)), id="it could not be read"),
         param(lambda k: k.answers.update(n1="<html>"), id="invalid JSON"),
         param(lambda k: k.answers.update(n1='{"spec": {}}'), id="a lease without a renewal"),
     ],
@@ -117,19 +117,3 @@ async def test_concurrent_reads_do_not_restart_the_unchanged_time(kubelets: Kube
         found = await asyncio.gather(*(leases.read(["n1"]) for _ in range(3)))
         await asyncio.sleep(3.5)
     assert {each["n1"].unchanged_s for each in found} == {11.5}
-
-
-async def test_missing_right_is_logged_once_and_rarely_retried(
-    kubelets: Kubelets, caplog: pytest.LogCaptureFixture
-) -> None:
-    leases = NodeLeases(kubelets.get)
-    kubelets.answers["n1"] = failure(Refused, 403)
-    with caplog.at_level(logging.WARNING):
-        for _ in range(100):
-            assert await leases.read(["n1"]) == {}
-            await asyncio.sleep(4)
-    assert len(caplog.records) == 1
-    assert len(kubelets.asked) == 2
-    kubelets.renew("n1")
-    await asyncio.sleep(300)
-    assert (await leases.read(["n1"])).keys() == {"n1"}

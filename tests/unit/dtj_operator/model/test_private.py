@@ -16,7 +16,8 @@ FULL = Private(
     done="0-3,7",
     shortage=Shortage(replicas=4, tries=2, retry_at=1_800_000_000),
     in_place_of_attempt=1,
-    identical_failures=2,
+    identical=2,
+    counted_at=(1_800_000_000,),
     highest_step=7,
     earlier_seconds={"lostSeconds": 3},
 )
@@ -27,6 +28,7 @@ def test_memory_survives_the_api_server(known: Private) -> None:
     stored = json.loads(json.dumps({"memory": private.write(known)}))
 
     assert private.read(stored) == known
+    assert private.write(known) == stored["memory"], "else each reconcile would write it again"
 
 
 def test_empty_memory_takes_no_space() -> None:

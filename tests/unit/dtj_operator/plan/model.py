@@ -209,7 +209,7 @@ class World:
         decision = plan(s)
         for action in decision.actions:
             self._act(action, fault)
-        after = s.after(tuple(self.cache.values()), decision.refusals)
+        after = s.after(tuple(self.cache.values()), decision.refusal)
         new = new_status(after, decision.verdict)
         pods_created = any(isinstance(action, CreatePod) for action in decision.actions)
         since = self.now - pace.BATCH_S  # the longest delay is over

@@ -64,5 +64,5 @@ def test_nodes_are_not_searched_once_per_pod(given: Callable[[int, int], JobBuil
 
 def test_a_status_that_is_not_written_is_derived_once() -> None:
     s = big_jobs.running(8).snapshot()
-    assert s.after(tuple(s.pods), ()) is s
-    assert s.after(s.pods[1:], ()).current.keys() == set(range(1, 8))
+    assert s.after(tuple(s.pods), None) is s
+    assert s.after(s.pods[1:], None).current.keys() == set(range(1, 8))

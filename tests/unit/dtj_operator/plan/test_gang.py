@@ -132,7 +132,7 @@ EARLIER = pod_group(deleting=True, owner_uid="earlier")
     ],
 )
 def test_condition_tells_that_the_group_of_a_deleted_job_is_in_the_way(given: JobBuilder, told: bool) -> None:
-    found = obstacle(given.snapshot())
+    found = obstacle(given.snapshot(), None, "Pending")
     assert (found is not None) is told
     if found is not None:
         assert found.reason == "GangsOff"
@@ -226,16 +226,16 @@ def test_condition_tells_what_the_gang_waits_for() -> None:
     said = "0/1 placements are available"
     waiting = PAIR.was("Pending").having(pod(0).in_group("digits-0"), pod(1).in_group("digits-0"))
     waiting = waiting.placed_as_gang(pod_group(waits_for=said))
-    found = obstacle(waiting.snapshot())
+    found = obstacle(waiting.snapshot(), None, "Pending")
     assert found is not None
     assert (found.reason, said in found.message) == ("Unschedulable", True)
     assert "PodGroup digits-0 needs capacity for 2 pods at once" in found.message
     more = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu"
-    told = obstacle(waiting.but(pod(1).unschedulable(more)).snapshot())
+    told = obstacle(waiting.but(pod(1).unschedulable(more)).snapshot(), None, "Pending")
     assert told is not None
     assert f"{said}; pod digits-1: {more}; add or free" in told.message
     placed = PAIR.was("Running").having(pod(0).running().on("a"), pod(1).running().on("b"))
-    assert obstacle(placed.placed_as_gang(pod_group(waits_for=said)).snapshot()) is None
+    assert obstacle(placed.placed_as_gang(pod_group(waits_for=said)).snapshot(), None, "Pending") is None
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_condition_tells_that_the_scheduler_ignores_groups(
     group: PodGroupView, second: PodBuilder, reason: str | None
 ) -> None:
     given = PAIR.was("Pending").having(pod(0).on("a").in_group("digits-0"), second.in_group("digits-0"))
-    found = obstacle(given.placed_as_gang(group).snapshot())
+    found = obstacle(given.placed_as_gang(group).snapshot(), None, "Pending")
     assert (None if found is None else found.reason) == reason
 
 
@@ -309,7 +309,7 @@ def test_recreated_pods_are_placed_one_by_one_and_the_group_is_not_waited_for() 
     replaced = off.stored(stored).without(0, 2, 3)
     assert joined(replaced) == {"digits-0": None, "digits-2": None, "digits-3": None}
     alone = replaced.but(pod(0).with_uid("b").unschedulable())
-    found = obstacle(alone.snapshot())
+    found = obstacle(alone.snapshot(), None, "Pending")
     assert found is not None
     assert found.message.startswith("pod digits-0 is unschedulable: no capacity")
 

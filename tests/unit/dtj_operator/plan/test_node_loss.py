@@ -13,7 +13,7 @@ from dtj_operator.plan.planner import plan, plan_gone
 from dtj_operator.plan.policies import avoid
 from dtj_operator.plan.policies.restart import restart
 from dtj_operator.plan.report.status import new_status
-from dtj_operator.plan.snapshot import Gone
+from dtj_operator.plan.snapshot import Gone, Silence
 from tests.support.builders import NOW, JobBuilder, at, job, pod
 
 param = pytest.param
@@ -90,7 +90,7 @@ def silent(*replicas: int, since: float = 20) -> JobBuilder:
 
 
 SILENT = silent(1)
-REPLICA_0_SILENT = TWO.seeing(nodes=cluster(), coordinator_silent=True)
+REPLICA_0_SILENT = TWO.seeing(nodes=cluster(), coordinator_silence=Silence(since=NOW - 179))
 EXPIRED = {"n1": lease()}
 
 
@@ -136,6 +136,7 @@ EXPIRED = {"n1": lease()}
             SILENT.seeing(leases=EXPIRED).but(pod(1).crashed(1).on("n1")), [], id="its pod had failed before"
         ),
         param(REPLICA_0_SILENT.seeing(leases={"n0": lease()}), [0], id="replica 0 itself"),
+        param(REPLICA_0_SILENT.seeing(leases={"n0": lease()}, now=NOW + 1), [], id="replica 0, for too long"),
         param(
             REPLICA_0_SILENT.seeing(leases=EXPIRED),
             [],
@@ -198,7 +199,7 @@ RACK = RECOVERING | {"avoidedNodes": [{"node": "n1", "at": at(-60)}, {"node": "n
             id="a new attempt: no agent answers for the old one",
         ),
         param(
-            REPLICA_0_SILENT.seeing(leases=EXPIRED, coordinator_silent=False)
+            REPLICA_0_SILENT.seeing(leases=EXPIRED, coordinator_silence=None)
             .recovery(scope="Replica")
             .was("Recovering", memory={"replacing": {"1": "uid-digits-1-0"}}, **RECOVERING),
             [("digits-1", 0)],

@@ -192,8 +192,9 @@ def test_foreign_service_is_reported_and_nothing_is_created() -> None:
     decision = decided(job().was("Pending").seeing(service=Child.FOREIGN, network_policy=Child.ABSENT))
 
     assert decision.actions == ()
-    assert decision.refusals[0].reason == "NameConflict"
-    assert decision.refusals[0].message.startswith(
+    assert decision.refusal is not None
+    assert decision.refusal.reason == "NameConflict"
+    assert decision.refusal.message.startswith(
         "Service digits exists and does not belong to this job; delete it"
     )
     assert decision.requeue_at == NOW + 30

@@ -203,7 +203,8 @@ def test_class_that_does_not_exist_is_reported() -> None:
     given = HELD.labelled(priority_class="high").in_queue(absent="WorkloadPriorityClass high is not there")
     decision = plan(given.snapshot())
     assert not actions(given, Create)
-    assert [refusal.message for refusal in decision.refusals] == ["WorkloadPriorityClass high is not there"]
+    assert decision.refusal is not None
+    assert decision.refusal.message == "WorkloadPriorityClass high is not there"
     assert decision.requeue_at is not None
 
 
@@ -383,7 +384,7 @@ def test_no_pod_is_created_while_kueue_cannot_be_asked(known: tuple[WorkloadView
     given = TWO.was("Recovering").having(pod(0).running()).in_queue(*known, problem=NO_ANSWER)
     decision = plan(given.snapshot())
     assert not decision.actions
-    status = new_status(given.snapshot().after(given.pods, decision.refusals), None)
+    status = new_status(given.snapshot().after(given.pods, decision.refusal), None)
     ready = next(c for c in status["conditions"] if c["type"] == "PodsReady")
     assert (ready["reason"], ready["message"]) == ("QueueUnavailable", NO_ANSWER)
 

@@ -81,12 +81,9 @@ def writer_of(found: Json, wanted: Json) -> str:
     if others := _operators(found) - _operators(wanted):
         return f"the operator in namespace {min(others)[0]}"
     entries = found["metadata"].get("managedFields") or ()
-    times = [(each["time"], each.get("manager", "")) for each in entries if _is_of_spec(each)]
+    of_spec = (each for each in entries if each.get("time") and not each.get("subresource"))
+    times = [(each["time"], each.get("manager", "")) for each in of_spec]
     return str(max(times)[1]) if times else ""
-
-
-def _is_of_spec(entry: Json) -> bool:
-    return bool(entry.get("time")) and not entry.get("subresource")
 
 
 def _operators(policy: Json) -> set[tuple[str, tuple[tuple[str, str], ...]]]:

@@ -1,7 +1,6 @@
 """What is deleted when a job has finished?"""
 
 from dtj_operator.model.children import Child
-from dtj_operator.model.views import PodView
 from dtj_operator.plan.actions import Action, DeleteChild, DeletePod
 from dtj_operator.plan.snapshot import Snapshot
 
@@ -18,15 +17,10 @@ def cleanup(s: Snapshot) -> tuple[Action, ...]:
     The Service and the NetworkPolicy follow once no pod runs: ranks that still save stay isolated, and reach
     each other.
     """
-    doomed = [pod for pod in s.owned if not pod.deleting and _unwanted(s, pod)]
+    which = s.job.clean_pods  # a pod whose container has exited keeps its log
+    unwanted = [pod for pod in s.owned if which == "All" or (which == "Running" and not pod.ended)]
     end = s.memory.condition("Failed") or s.memory.condition("Complete")
     grace_s = None if end.get("reason") in GRACEFUL_ENDS else FAILED_GRACE_S
     running = any(not pod.ended for pod in s.owned)
     children = [] if running else [kind for kind, child in s.children.items() if child in EXISTING]
-    return (*(DeletePod(pod, grace_s) for pod in doomed), *map(DeleteChild, children))
-
-
-def _unwanted(s: Snapshot, pod: PodView) -> bool:
-    if s.job.clean_pods == "Running":
-        return not pod.ended  # a pod whose container has exited keeps its log
-    return s.job.clean_pods == "All"
+    return (*(DeletePod(pod, grace_s) for pod in unwanted if not pod.deleting), *map(DeleteChild, children))

@@ -15,7 +15,8 @@ With scope Replica only the failed pods are replaced, as long as a survivor is l
 """
 
 import hashlib
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from dtj_operator.model import times
 from dtj_operator.model.exit_report import ExitReport

@@ -70,13 +70,8 @@ def private_of(
     lasting = Private(
         recovery_scope=_scope(s, verdict),
         wanted_replicas=_recorded_size(s, verdict),
-        in_place_of_attempt=counts.in_place_of_attempt,
-        identical_failures=counts.identical,
-        uncounted_restarts=counts.uncounted,
-        counted_at=list(counts.counted_at),
-        highest_step=counts.highest_step,
-        restarts_at_replacement=counts.at_replacement,
         earlier_seconds=earlier_seconds,
+        **counts.counters(),
     )
     if phase in FINAL:
         return lasting

@@ -68,13 +68,24 @@ _NOT_ROOT = "runAsNonRoot"
 _NOT_ROOT_FIX = "set runAsUser (such as 1000) or runAsNonRoot: false in spec.template.spec.securityContext"
 
 
-def obstacle(s: Snapshot) -> Refusal | None:
-    """Why pods cannot start, if known, as the API server, the scheduler or the kubelet reports it."""
-    if s.refusals:
-        return s.refusals[0]
-    stuck = [pod for pod in s.obsolete if s.overdue(pod) and _is_waited_for(s, pod)]
+def obstacle(s: Snapshot, verdict: Verdict | None, phase: str) -> Refusal | None:
+    """Why pods cannot start or end, as the cluster reports it, or what the job waits for in its queue."""
+    if phase in FINAL or starts_new_attempt(verdict):
+        return None
+    ends = phase in (SUSPENDED, TERMINATING)
+    late = [pod for pod in (s.owned if ends else s.obsolete) if s.overdue(pod)]
+    stuck = [pod for pod in late if ends or _is_waited_for(s, pod)]
     if stuck:
         return _terminating(s, stuck)
+    if s.refusal is not None:
+        return s.refusal
+    if ends:
+        return _waits_in_queue(s, verdict) if phase == SUSPENDED else None
+    return _cannot_start(s)
+
+
+def _cannot_start(s: Snapshot) -> Refusal | None:
+    """What keeps pods from their nodes, or their containers from starting."""
     unplaced = s.missing or any(not pod.node for pod in s.current.values())
     if unplaced and s.job.topology is not None and s.job.topology.required:
         unknown = unknown_topology(s)
@@ -92,20 +103,6 @@ def obstacle(s: Snapshot) -> Refusal | None:
         return _blocked(GANGS_OFF, f"{partly}{_of_a_pod(s)}")
     waiting = sorted((pod for pod in s.current.values() if not pod.deleting), key=lambda pod: pod.index)
     return next((found for pod in waiting if (found := _obstacle(s, pod)) is not None), None)
-
-
-def waits_in_queue(s: Snapshot, verdict: Verdict | None) -> Refusal | None:
-    """What a suspended job waits for; None if only its user suspended it."""
-    why = verdict if isinstance(verdict, Suspend) else held(s)
-    if why is None or why.reason == Suspend.reason or isinstance(verdict, Resume):
-        return None
-    return Refusal(reason=why.reason, message=why.message)
-
-
-def waits_in_vain(s: Snapshot) -> Refusal | None:
-    """Why a suspended job waits in its queue until someone helps."""
-    waits = waits_in_queue(s, None) if s.memory.phase == SUSPENDED else None
-    return waits if waits is not None and waits.reason not in UNBLOCKED else None
 
 
 def ending(s: Snapshot) -> str | None:
@@ -130,11 +127,11 @@ def shortage(s: Snapshot) -> str | None:
     return f"only {s.size} of {s.job.replicas} pods could start; retrying with all pods at {again}"
 
 
-def conditions(s: Snapshot, verdict: Verdict | None, phase: str) -> list[Json]:
+def conditions(s: Snapshot, verdict: Verdict | None, phase: str, blocked: Refusal | None) -> list[Json]:
     """All conditions after this reconcile, in a fixed order."""
     found = [
         _accepted(s),
-        _pods_ready(s, verdict, phase),
+        _pods_ready(s, verdict, phase, blocked),
         _healthy(s, verdict, phase),
         _suspended(s, verdict, phase),
         *_final(s, verdict),
@@ -142,9 +139,9 @@ def conditions(s: Snapshot, verdict: Verdict | None, phase: str) -> list[Json]:
     return [_with_transition_time(s, *condition) for condition in found if condition is not None]
 
 
-def terminating(s: Snapshot, message: str) -> list[Json]:
+def terminating(s: Snapshot, blocked: Refusal | None, message: str) -> list[Json]:
     """The conditions of a job that is being deleted: it does not run any more."""
-    found = "PodsReady", False, TERMINATING, message
+    found = "PodsReady", False, blocked.reason if blocked else TERMINATING, message
     others = [c for c in s.memory.raw.get("conditions") or () if c["type"] not in ("PodsReady", "Healthy")]
     return [_with_transition_time(s, *found), *others]
 
@@ -156,6 +153,14 @@ def rejected(s: Snapshot, message: str) -> list[Json]:
     return [_with_transition_time(s, *found), *others]
 
 
+def _waits_in_queue(s: Snapshot, verdict: Verdict | None) -> Refusal | None:
+    """What a suspended job waits for; None if only its user suspended it."""
+    why = verdict if isinstance(verdict, Suspend) else held(s)
+    if why is None or why.reason == Suspend.reason or isinstance(verdict, Resume):
+        return None
+    return Refusal(reason=why.reason, message=why.message)
+
+
 def _accepted(s: Snapshot) -> Found | None:
     """Absent unless this job's spec was not supported once."""
     if not s.memory.condition("Accepted"):
@@ -163,21 +168,13 @@ def _accepted(s: Snapshot) -> Found | None:
     return "Accepted", True, "Accepted", "the operator supports all values of the spec"
 
 
-def _pods_ready(s: Snapshot, verdict: Verdict | None, phase: str) -> Found:
+def _pods_ready(s: Snapshot, verdict: Verdict | None, phase: str, blocked: Refusal | None) -> Found:
     if phase in FINAL:
         return "PodsReady", False, "Finished", f"the job has {phase.lower()}"
-    if phase == SUSPENDED:
-        stuck = [pod for pod in s.owned if s.overdue(pod)]
-        if stuck:
-            return "PodsReady", False, "PodTerminating", _terminating(s, stuck).message
-        blocked = s.refusals[0] if s.refusals else waits_in_queue(s, verdict)
-        if blocked is not None:
-            return "PodsReady", False, blocked.reason, blocked.message
-        left = ending(s)
-        return "PodsReady", False, "Suspended", left or "the job has no pods while it is suspended"
-    blocked = None if starts_new_attempt(verdict) else obstacle(s)
     if blocked is not None:
         return "PodsReady", False, blocked.reason, blocked.message
+    if phase == SUSPENDED:
+        return "PodsReady", False, "Suspended", ending(s) or "the job has no pods while it is suspended"
     ready = len(done_before(s, verdict) | {pod.index for pod in remaining(s, verdict) if pod.ready})
     summary = f"{ready} of {s.job.replicas} pods are ready"
     short = shortage(s)
@@ -300,7 +297,7 @@ def _obstacle(s: Snapshot, pod: PodView) -> Refusal | None:
         if container.waiting in _UNSTARTABLE:
             fix = _NOT_ROOT_FIX if _NOT_ROOT in container.message else None
             return _blocked("PodRejected", f"{where}: {container.waiting}: {container.message}", fix)
-    if starting.is_slow(s, pod):
+    if starting.waits_for(s, pod, starting.SLOW_START_S):
         where = f"pod {pod.name} on node {pod.node}"
         return _blocked(
             "ContainerCreating",

@@ -6,6 +6,7 @@ The planner runs before this; pace.py runs after it and decides when to write th
 
 from dtj_operator.model import private, times
 from dtj_operator.model.agent_status import Progress
+from dtj_operator.model.children import Refusal
 from dtj_operator.model.exit_report import ExitReport
 from dtj_operator.model.json import Json
 from dtj_operator.model.memory import (
@@ -43,6 +44,7 @@ from dtj_operator.plan.remote import has_copy
 from dtj_operator.plan.report.attempt import attempt_of, done_before, private_of, remaining
 from dtj_operator.plan.report.conditions import (
     CONDITION_MESSAGE_LIMIT,
+    UNBLOCKED,
     conditions,
     ending,
     obstacle,
@@ -50,11 +52,8 @@ from dtj_operator.plan.report.conditions import (
     rejected,
     shortage,
     terminating,
-    waits_in_queue,
-    waits_in_vain,
 )
 from dtj_operator.plan.report.degraded import REASONS as DEGRADED
-from dtj_operator.plan.report.degraded import degraded_by
 from dtj_operator.plan.report.goodput import goodput
 from dtj_operator.plan.snapshot import Snapshot
 from dtj_operator.plan.unsupported import REASON as UNSUPPORTED
@@ -96,7 +95,13 @@ def new_status(s: Snapshot, verdict: Verdict | None) -> Json:
             "message": problem[:CONDITION_MESSAGE_LIMIT],
             "conditions": rejected(s, problem),
         }
-    phase, attempt = _phase(s, verdict), _attempt(s, verdict)
+    # A suspension ends the attempt too, if there is one: its pods count as old from then on.
+    stopped = isinstance(verdict, Suspend) and bool(s.memory.phase or s.owned)
+    phase, attempt = _phase(s, verdict), s.memory.attempt + (starts_new_attempt(verdict) or stopped)
+    blocked = obstacle(s, verdict, phase)
+    if phase == STARTING and blocked is not None:
+        phase = PENDING
+    found = conditions(s, verdict, phase, blocked)
     moved = phase != s.memory.phase or isinstance(verdict, Restart) or attempt != s.memory.attempt
     at, replicas, progress = times.rfc3339(s.now), _replicas(s, verdict), _progress(s)
     counts = counters_after(s, verdict)
@@ -105,10 +110,10 @@ def new_status(s: Snapshot, verdict: Verdict | None) -> Json:
     status = {
         "observedGeneration": s.job.generation,
         "phase": phase,
-        "message": _message(s, verdict, phase),
+        "message": _message(s, verdict, phase, blocked, condition({"conditions": found}, "Healthy")),
         "ready": None if s.job.error else f"{replicas['ready'] + replicas['succeeded']}/{s.job.replicas}",
         "step": _step(progress),
-        "conditions": conditions(s, verdict, phase),
+        "conditions": found,
         "startTime": None if phase == SUSPENDED else old.get("startTime") or at,
         "completionTime": at if phase in FINAL else None,
         "lastTransitionTime": at if moved else old.get("lastTransitionTime"),
@@ -129,8 +134,8 @@ def new_status(s: Snapshot, verdict: Verdict | None) -> Json:
 def _while_deleted(s: Snapshot) -> Json:
     """Of a job that is still there because of a finalizer."""
     kept = f"it has the finalizer {', '.join(s.job.finalizers)}, which another controller must remove"
-    refused = s.refusals[0].message if s.refusals else None
-    message = f"the job is being deleted; {refused or ending(s) or kept}"
+    blocked = obstacle(s, None, TERMINATING)
+    message = f"the job is being deleted; {blocked.message if blocked else ending(s) or kept}"
     replicas, at = _replicas(s, None), times.rfc3339(s.now)
     moved = s.memory.phase != TERMINATING
     return {
@@ -138,7 +143,7 @@ def _while_deleted(s: Snapshot) -> Json:
         "phase": TERMINATING,
         "message": message[:CONDITION_MESSAGE_LIMIT],
         "ready": f"{replicas['ready'] + replicas['succeeded']}/{s.job.replicas}",
-        "conditions": terminating(s, message),
+        "conditions": terminating(s, blocked, message),
         "lastTransitionTime": at if moved else s.memory.raw.get("lastTransitionTime") or at,
         "replicaStatuses": replicas,
     }
@@ -155,32 +160,24 @@ def _phase(s: Snapshot, verdict: Verdict | None) -> str:
         return RUNNING
     if s.memory.phase == RECOVERING:
         return RECOVERING
-    return PENDING if s.missing or obstacle(s) else STARTING
+    return PENDING if s.missing else STARTING
 
 
-def _message(s: Snapshot, verdict: Verdict | None, phase: str) -> str | None:
+def _message(
+    s: Snapshot, verdict: Verdict | None, phase: str, blocked: Refusal | None, healthy: Json
+) -> str | None:
     """One sentence for the table of `kubectl get`: what the job waits for, what is wrong, or why it ended."""
+    wrong = healthy.get("message") if healthy.get("status") == "False" else None
     match verdict:
-        case Fail(_, message):
-            return message
-        case Restart(fault, same_incident=same_incident) if not (
-            same_incident and s.memory.phase == RECOVERING
-        ):
-            return fault.sentence
+        case Fail() | Restart(same_incident=False):
+            return wrong
         case Resize(_, why, True):
             return why
-    if phase == SUCCEEDED:
-        return None
-    if phase == SUSPENDED:
-        waits = s.refusals[0] if s.refusals else waits_in_queue(s, verdict)
-        return ending(s) if waits is None else waits.message[:CONDITION_MESSAGE_LIMIT]
-    blocked = obstacle(s)
     if blocked is not None:
         return blocked.message[:CONDITION_MESSAGE_LIMIT]
-    if s.memory.phase == phase == RECOVERING:
-        return s.memory.condition("Healthy").get("message")
-    wrong = degraded_by(s) if phase == RUNNING else None
-    return wrong[1][:CONDITION_MESSAGE_LIMIT] if wrong else shortage(s) or starting.noted(s)
+    if phase in (SUSPENDED, SUCCEEDED):
+        return ending(s) if phase == SUSPENDED else None
+    return wrong or shortage(s) or starting.noted(s)
 
 
 def _step(progress: Json | None) -> str | None:
@@ -188,12 +185,6 @@ def _step(progress: Json | None) -> str | None:
     if step is None:
         return None
     return str(step) if total is None else f"{step}/{total}"
-
-
-def _attempt(s: Snapshot, verdict: Verdict | None) -> int:
-    """A suspension ends the attempt too, if there is one: its pods count as old from then on."""
-    stopped = isinstance(verdict, Suspend) and bool(s.memory.phase or s.owned)
-    return s.memory.attempt + (starts_new_attempt(verdict) or stopped)
 
 
 def _replicas(s: Snapshot, verdict: Verdict | None) -> Json:
@@ -287,19 +278,27 @@ def _failure_fields(fault: Fault) -> Json:
 
 def events(s: Snapshot, verdict: Verdict | None, new: Json) -> tuple[Event, ...]:
     """The Events to record once the status is written."""
-    if s.job.deleting:
-        return ()
     attempt = str(new.get("attempt", 0))
+    if s.job.deleting:
+        return _obstacle_event(s, None, attempt, new)
     problem = unsupported(s)
     if problem is not None:
         return (Event("Warning", UNSUPPORTED, problem, problem),)
-    decided = _event(verdict, attempt, new)
-    found = [_in_place_event(s, new), decided, _degraded_event(s, attempt, new)]
-    blocked = None if decided or s.memory.finished else obstacle(s) or waits_in_vain(s)
-    if blocked is not None and blocked.reason != s.memory.condition("PodsReady").get("reason"):
-        found.append(Event("Warning", blocked.reason, blocked.message, f"{attempt}/{blocked.reason}"))
-    found += _caution_events(s, attempt, new)
-    return tuple(event for event in found if event is not None)
+    found = (_in_place_event(s, new), _event(verdict, attempt, new), _degraded_event(s, attempt, new))
+    return (
+        *(event for event in found if event is not None),
+        *_obstacle_event(s, verdict, attempt, new),
+        *_caution_events(s, attempt, new),
+    )
+
+
+def _obstacle_event(s: Snapshot, verdict: Verdict | None, attempt: str, new: Json) -> tuple[Event, ...]:
+    """One Event for each reason that PodsReady did not have; that of the queue is in the verdict's Event."""
+    found = obstacle(s, verdict, new.get("phase", ""))
+    known = (s.memory.condition("PodsReady").get("reason"), getattr(verdict, "reason", None), *UNBLOCKED)
+    if found is None or found.reason in known:
+        return ()
+    return (Event("Warning", found.reason, found.message, f"{attempt}/{found.reason}"),)
 
 
 def _in_place_event(s: Snapshot, new: Json) -> Event | None:

@@ -651,6 +651,7 @@ def test_events(given: JobBuilder, verdict: Verdict | None, reasons: list[str]) 
 
 
 LATE = pod(1).running().on("n1").overdue(60)
+EVICTED = TWO.workload("QuotaReserved", "Admitted", "Evicted")
 WAITING = (
     job()
     .replicas(2)
@@ -694,6 +695,30 @@ def test_pod_that_does_not_terminate_is_reported_if_the_job_waits_for_it(given, 
     found = new_status(given.snapshot(), None)
 
     assert next(c for c in found["conditions"] if c["type"] == "PodsReady")["reason"] == reason
+
+
+@pytest.mark.parametrize(
+    ("given", "verdict", "beginning"),
+    [
+        param(WAITING, None, "", id="replaced"),
+        param(TWO.wants(suspend=True).was("Suspended"), None, "", id="suspended"),
+        param(TWO.wants(suspend=True).was("Running"), Suspend(), "", id="when it is suspended"),
+        param(TWO.in_queue(EVICTED).was("Suspended"), None, "", id="evicted by its queue"),
+        param(TWO.was("Running").deleted(), None, "the job is being deleted; ", id="deleted"),
+    ],
+)
+def test_pod_that_does_not_terminate_is_named_by_the_message_and_one_event(
+    given: JobBuilder, verdict: Verdict | None, beginning: str
+) -> None:
+    given = given.having(pod(0).running(), LATE)
+    status = new_status(given.snapshot(), verdict)
+
+    assert status["message"].startswith(f"{beginning}pod digits-1 on node n1 does not terminate")
+    ready = status["conditions"][0]
+    assert (ready["reason"], ready["message"]) == ("PodTerminating", status["message"])
+    assert "PodTerminating" in [each.reason for each in events(given.snapshot(), verdict, status)]
+    later = given.stored(status).snapshot()
+    assert not events(later, None, new_status(later, None))
 
 
 def test_message_about_a_pod_that_does_not_terminate_says_where_since_when_and_what_helps() -> None:
