@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from dtj.data import text
 from dtj.errors import RecipeError
 from dtj.models.gpt import GPT, GPT2_124M, Shape, generate
-from dtj.recipes.text import _adamw, recipe, split
+from dtj.recipes.text import _adamw, _write, recipe, split
 
 TINY = Shape(vocabulary=256, context=16, layers=2, heads=2, width=32)
 
@@ -60,6 +60,13 @@ def test_generation_is_the_same_for_the_same_seed(model: GPT) -> None:
     assert not torch.equal(one, other)
     assert one.shape == (33,)
     assert torch.equal(one[:3], prompt)
+
+
+def test_sample_is_written_by_a_stage_whose_first_parameter_is_on_another_rank(model: GPT) -> None:
+    stage = nn.Sequential(model)
+    stage.register_parameter("of_another_stage", nn.Parameter(torch.empty(1, device="meta")))
+    assert next(stage.parameters()).is_meta
+    assert len(_write(stage, 3, context=16)) >= len("def forward(self, ")
 
 
 def test_windows_predict_every_byte_once_except_the_first() -> None:

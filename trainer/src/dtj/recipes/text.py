@@ -140,7 +140,7 @@ def _bits_per_byte(model: nn.Module, mb: Any) -> torch.Tensor:
 
 
 def _write(model: nn.Module, tokens: int, *, context: int) -> str:
-    device = next(model.parameters()).device
+    device = next(p.device for p in model.parameters() if not p.is_meta)  # those of other stages are
     prompt = torch.tensor(list(_PROMPT), device=device)
     generated = generate(model, prompt, tokens=tokens, context=context, temperature=_TEMPERATURE, seed=0)
     return bytes(min(token, text.VOCABULARY - 1) for token in generated.tolist()).decode(errors="replace")
