@@ -97,7 +97,7 @@ def test_padded_texts_have_the_gradients_of_the_mean_over_tokens(
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("counts", [True, False])
 def test_gradients_of_an_earlier_loss_stay(precision: str, counts: bool) -> None:
-    """As of a GAN: neither the count nor the scale of a later loss concerns them, nor its overflow."""
+    """A later loss does not concern them: its count, its scale, and, without an optimizer, its overflow."""
     weight = nn.Parameter(torch.tensor([2.0]))
     model = nn.Module()
     model.weight = weight
@@ -125,6 +125,8 @@ def test_overflow_in_the_pass_of_one_optimizer_does_not_skip_the_step_of_the_oth
     batch = feed(data=[0.25, 0.5], batch=2).batch()  # small: the first scale is 65536
     precision = Precision("fp16", CPU)
     how: Any = {"strategy": single(*models), "precision": precision}
+    for optimizer in optimizers:
+        precision.watch(optimizer)
 
     def loss_of(model: nn.Module, factor: float, mb: torch.Tensor) -> Any:
         return factor * model(mb[:, None].float()).float().mean()
@@ -137,6 +139,28 @@ def test_overflow_in_the_pass_of_one_optimizer_does_not_skip_the_step_of_the_oth
     assert [model.weight.item() for model in models] == pytest.approx([1.5, 1.5])  # one step each
     assert [int(o.state[m.weight]["step"]) for o, m in zip(optimizers, models, strict=True)] == [1, 1]
     assert precision.scale == 2.0**14
+
+
+@pytest.mark.parametrize("overflows", [(True, False), (False, True)])
+def test_overflow_in_one_pass_skips_the_step_that_the_other_pass_is_for(overflows: tuple[bool, bool]) -> None:
+    """The step of the whole optimizer, as GradScaler does: also of a layer that the pass leaves out."""
+    model = nn.Linear(1, 1)
+    before = [parameter.clone() for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    precision = Precision("fp16", CPU)
+    precision.watch(optimizer)
+    how: Any = {"strategy": single(model), "precision": precision}
+
+    def loss_of(overflow: bool, mb: torch.Tensor) -> torch.Tensor:
+        return model.weight.sum() * math.inf if overflow else model(mb.float()[:, None]).float().mean() / 9
+
+    for expected in (before, None):  # the next step is not skipped
+        for overflow in overflows:
+            backward(partial(loss_of, overflow and expected is not None), feed(4).batch(), **how)
+        optimizer.step()
+        optimizer.zero_grad()
+        changed = [not torch.equal(*pair) for pair in zip(model.parameters(), before, strict=True)]
+        assert changed == [expected is None] * 2
 
 
 def one_weight() -> tuple[nn.Module, PlainForm]:

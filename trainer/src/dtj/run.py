@@ -245,6 +245,7 @@ class Run:
         for part in parts.values():
             if isinstance(part, torch.optim.Optimizer):
                 self._strategy.order_parameters(part)
+                self._precision.watch(part)
         self._checkpointer.parts.register(
             {name: unwrap(part) if isinstance(part, nn.Module) else part for name, part in parts.items()}
         )

@@ -81,6 +81,7 @@ class Weights:
             total = total / self._scale
         for parameter, gradient in self._earlier.items():
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        precision.drop_overflowed()
         return total
 
     def _counted(self, count: Count, micro_batch: MicroBatch) -> torch.Tensor:
