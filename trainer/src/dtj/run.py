@@ -568,6 +568,8 @@ class Run:
 
         score  the same on every rank, e.g. from `evaluate`; pass its negative if lower is better
         If a checkpoint cannot be written, its score does not count: a lower score is then kept as the best.
+        With --sync local, postlocal and diloco the ranks synchronize first: the score is that of their own
+        weights, the checkpoint holds what they become at the sync point.
         """
         self._recovery.run_verb(lambda: self._checkpointer.offer(float(score), group=self._groups.control))
 
