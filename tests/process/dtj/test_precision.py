@@ -43,16 +43,20 @@ import dtj
 run = dtj.init()
 model = run.parallel(torch.nn.Linear(2, 1))
 run.data(torch.utils.data.TensorDataset(torch.ones(8, 2)), global_batch=8)
-for batch in run.steps(1):
-    for share in (0.25, 0.5):
+optimizer = torch.optim.SGD(model.parameters())
+run.state(optimizer=optimizer)
+for batch in run.steps(2):
+    for share in ((0.25, 0.5), (1000, 0.5))[run.step]:
         run.backward(lambda mb: share * model(mb[0]).float().mean(), batch)
     if run.rank == 0:
-        print(next(model.parameters()).grad.tolist())
+        gradient = next(model.parameters()).grad
+        print(gradient if gradient is None else gradient.tolist())
+    optimizer.zero_grad()
 """
 
 
 @pytest.mark.parametrize("flags", [(), ("--nproc", 2), ("--nproc", 2, "--parallel", "zero1")], ids=str)
-def test_second_pass_of_a_step_adds_to_the_first(
+def test_second_pass_of_a_step_adds_to_the_first_unless_one_overflowed(
     finish: Finish, tmp_path: Path, flags: tuple[object, ...]
 ) -> None:
     script = tmp_path / "script.py"
@@ -60,6 +64,7 @@ def test_second_pass_of_a_step_adds_to_the_first(
     ended = finish("run", "--precision", "fp16", *flags, script)
     assert ended.code == 0, ended.err
     assert "[[0.75, 0.75]]" in ended.out
+    assert "None" in ended.out
 
 
 def test_loss_that_is_not_finite_stops_all_ranks_before_the_next_checkpoint(

@@ -168,9 +168,12 @@ def test_slow_rank_delays_the_others_only_when_they_are_at_most_steps_ahead(
     assert done.read_text() == "40"
 
 
-def test_checkpoints_wait_for_the_next_sync_point(finish: Finish, tmp_path: Path) -> None:
+def test_checkpoints_wait_for_the_next_sync_point_but_a_score_brings_it_forward(
+    finish: Finish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCORES", "-inf,-inf,-inf,5,-inf,-inf,3,-inf")
     run(finish, tmp_path, "--sync", "local:3", "--save-every", 2, "--keep", 9)
-    assert sorted(p.name for p in (tmp_path / "run").glob("step-*")) == ["step-3", "step-6", "step-8"]
+    assert sorted(p.name[5:] for p in (tmp_path / "run").glob("step-*")) == ["3", "4", "6", "8"]
 
 
 @pytest.fixture(scope="module")

@@ -82,6 +82,9 @@ def recipe(steps: int | None = None, epochs: int | None = None) -> Recipe:
         global_batch=8,
         steps=steps,
         epochs=epochs,
+        held_out=torch.ones(5, 3),
+        score=lambda model, mb: model(mb)[:, 0],
+        best="highest",
     )
 """
 
@@ -123,14 +126,14 @@ def test_recipe_with_clip_limits_the_update_and_logs_the_norm_before(
     assert abs(weight["clip=0.5"] - weight[""] - 2 * (4 - 0.5)) < 1e-3
 
 
-def test_endless_stream_is_trained_for_a_number_of_steps(
+def test_endless_stream_is_trained_for_a_number_of_steps_and_scored_after_the_last_one(
     finish: Callable[..., Finished], tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text(STREAM)
     target = f"{tmp_path / 'mine.py'}:recipe"
     ended = finish("train", "--nproc", 2, "--workers", 1, target, "steps=6")
     assert ended.code == 0, ended.err
-    assert "step 6/6  epoch 0" in ended.out
+    assert re.search(r"step 6/6  epoch 0 .*accuracy", ended.out)
     ended = finish("train", "--nproc", 2, target, "epochs=1")
     assert ended.code == 78
     assert ended.err.count("the dataset is a stream without __len__") == 1

@@ -188,11 +188,13 @@ def test_ranks_with_other_numbers_of_steps_are_refused(
 THAWING = """
 import sys
 import torch
+from torch.nn.utils import prune
 import dtj
 
 run = dtj.init(seed=0)
 layers = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
 layers[0].requires_grad_(False)
+prune.l1_unstructured(layers[1], "weight", 4)
 model = run.parallel(layers)
 opt = torch.optim.SGD(model.parameters(), 0.1)
 calls = []
@@ -223,7 +225,7 @@ Hook.average = counted
 """
 
 
-def test_layers_may_be_frozen_and_unfrozen_between_steps(
+def test_layers_may_be_pruned_before_and_frozen_and_unfrozen_between_steps(
     finish: Callable[..., Finished], tmp_path: Path
 ) -> None:
     """DDP as torch has it averages the gradients of those layers that were trained when it was made.

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cross_entropy
@@ -19,6 +20,8 @@ from dtj.data.feed import Batch
 from dtj.data.splitter import MicroBatch
 from dtj.errors import RecipeError
 from dtj.parallel.layout import lay_out
+from dtj.parallel.local_sgd import LocalSGD
+from dtj.parallel.stale import Stale
 from dtj.parallel.strategy import Strategy
 from dtj.ranks.world import World
 from dtj.step.backward import Moving, PlainForm, Rollback, Weights, backward, warm_up
@@ -95,9 +98,59 @@ def test_padded_texts_have_the_gradients_of_the_mean_over_tokens(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_local_step_takes_the_mean_over_its_own_tokens_and_waits_for_no_rank(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("it waits for the other ranks")
+
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "all_reduce", refuse)
+    expected, wanted = reference()
+    model = network()
+    strategy = LocalSGD(lay_out("ddp", "", World(size=2)), CPU, every=9)
+    strategy.parameters = list(model.parameters())
+    strategy.start(0, 9)
+    batch = feed(data=TEXTS, batch=len(TEXTS), micro=3, collate=padded).batch()
+    chosen = Precision(precision, CPU)
+    chosen.scale = min(chosen.scale, 2.0**10)  # the first one overflows
+    loss = in_closure(model, batch, strategy, chosen)
+    rtol, atol = (1e-5, 1e-6) if precision == "fp32" else (2e-2, 2e-3)
+    assert float(loss) == pytest.approx(expected, rel=rtol)
+    torch.testing.assert_close(gradients(model), wanted, rtol=rtol, atol=atol)
+
+
+def test_stale_gradients_are_the_mean_over_the_tokens_of_all_ranks_at_that_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The number of tokens is sent with the gradients, so that no step waits for it."""
+    sent: list[torch.Tensor] = []
+
+    def send(vector: torch.Tensor, *, async_op: bool) -> None:
+        assert async_op
+        sent.append(vector.clone())
+
+    monkeypatch.setattr(dist, "all_reduce", send)
+    model = network()
+
+    def strategy() -> Stale:
+        made = Stale(lay_out("ddp", "", World(size=2)), CPU, delay=1)
+        made.parameters = made.weights = list(model.parameters())
+        return made
+
+    halves = [feed(data=half, batch=len(half), collate=padded).batch() for half in (TEXTS[:3], TEXTS[3:])]
+    for half in halves:
+        in_closure(model, half, strategy(), Precision("fp32", CPU))
+    later = strategy()
+    later.load_state_dict({"sums": [sent[0] + sent[1]]})
+    in_closure(model, halves[0], later, Precision("fp32", CPU))
+    torch.testing.assert_close(gradients(model), reference()[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("counts", [True, False])
 def test_gradients_of_an_earlier_loss_stay(precision: str, counts: bool) -> None:
-    """As of a GAN: neither the count nor the scale of a later loss concerns them, nor its overflow."""
+    """A later loss does not concern them: its count, its scale, and, without an optimizer, its overflow."""
     weight = nn.Parameter(torch.tensor([2.0]))
     model = nn.Module()
     model.weight = weight
@@ -125,6 +178,8 @@ def test_overflow_in_the_pass_of_one_optimizer_does_not_skip_the_step_of_the_oth
     batch = feed(data=[0.25, 0.5], batch=2).batch()  # small: the first scale is 65536
     precision = Precision("fp16", CPU)
     how: Any = {"strategy": single(*models), "precision": precision}
+    for optimizer in optimizers:
+        precision.watch(optimizer)
 
     def loss_of(model: nn.Module, factor: float, mb: torch.Tensor) -> Any:
         return factor * model(mb[:, None].float()).float().mean()
@@ -137,6 +192,28 @@ def test_overflow_in_the_pass_of_one_optimizer_does_not_skip_the_step_of_the_oth
     assert [model.weight.item() for model in models] == pytest.approx([1.5, 1.5])  # one step each
     assert [int(o.state[m.weight]["step"]) for o, m in zip(optimizers, models, strict=True)] == [1, 1]
     assert precision.scale == 2.0**14
+
+
+@pytest.mark.parametrize("overflows", [(True, False), (False, True)])
+def test_overflow_in_one_pass_skips_the_step_that_the_other_pass_is_for(overflows: tuple[bool, bool]) -> None:
+    """The step of the whole optimizer, as GradScaler does: also of a layer that the pass leaves out."""
+    model = nn.Linear(1, 1)
+    before = [parameter.clone() for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    precision = Precision("fp16", CPU)
+    precision.watch(optimizer)
+    how: Any = {"strategy": single(model), "precision": precision}
+
+    def loss_of(overflow: bool, mb: torch.Tensor) -> torch.Tensor:
+        return model.weight.sum() * math.inf if overflow else model(mb.float()[:, None]).float().mean() / 9
+
+    for expected in (before, None):  # the next step is not skipped
+        for overflow in overflows:
+            backward(partial(loss_of, overflow and expected is not None), feed(4).batch(), **how)
+        optimizer.step()
+        optimizer.zero_grad()
+        changed = [not torch.equal(*pair) for pair in zip(model.parameters(), before, strict=True)]
+        assert changed == [expected is None] * 2
 
 
 def one_weight() -> tuple[nn.Module, PlainForm]:

@@ -1,6 +1,8 @@
 """The language model and its data."""
 
 import math
+from functools import partial
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,7 +13,8 @@ from torch.nn.functional import cross_entropy
 from dtj.data import text
 from dtj.errors import RecipeError
 from dtj.models.gpt import GPT, GPT2_124M, Shape, generate
-from dtj.recipes.text import _adamw, recipe, split
+from dtj.recipes import digits
+from dtj.recipes.text import _adamw, _write, gpt2, recipe, split
 
 TINY = Shape(vocabulary=256, context=16, layers=2, heads=2, width=32)
 
@@ -62,6 +65,13 @@ def test_generation_is_the_same_for_the_same_seed(model: GPT) -> None:
     assert torch.equal(one[:3], prompt)
 
 
+def test_sample_is_written_by_a_stage_whose_first_parameter_is_on_another_rank(model: GPT) -> None:
+    stage = nn.Sequential(model)
+    stage.register_parameter("of_another_stage", nn.Parameter(torch.empty(1, device="meta")))
+    assert next(stage.parameters()).is_meta
+    assert len(_write(stage, 3, context=16)) >= len("def forward(self, ")
+
+
 def test_windows_predict_every_byte_once_except_the_first() -> None:
     windows = text.Windows(bytes(range(100)), context=9)
     pairs = [windows[index] for index in range(len(windows))]
@@ -75,6 +85,32 @@ def test_windows_predict_every_byte_once_except_the_first() -> None:
 def test_text_shorter_than_a_window_is_rejected() -> None:
     with pytest.raises(RecipeError, match="the text has 9 bytes, fewer than one window of 9"):
         text.Windows(bytes(9), context=9)
+
+
+@pytest.mark.parametrize(
+    ("made_by", "wrong", "message"),
+    [
+        (recipe, {"width": 0}, "width is 0, expected a whole number of at least 1"),
+        (recipe, {"width": -5}, "width is -5, expected"),
+        (recipe, {"layers": 0}, "layers is 0, expected"),
+        (recipe, {"context": 0}, "context is 0, expected"),
+        (recipe, {"kilobytes": 0}, "the text has 0 bytes"),
+        (recipe, {"lr": -1.0}, "lr is -1.0, expected a number above 0"),
+        (gpt2, {"lr": math.nan, "kilobytes": 9}, "lr is nan, expected"),
+        (digits.recipe, {"lr": math.inf}, "lr is inf, expected"),
+        (lambda **size: digits.recipe(**size).model(), {"width": 0}, "width is 0, expected"),
+        (partial(text.Windows, b"abc"), {"context": 0}, "context is 0, expected"),
+    ],
+)
+def test_arguments_of_recipes_that_are_refused(made_by: Any, wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        made_by(**wrong)
+
+
+def test_recipe_takes_any_width() -> None:
+    """It has as many heads as divide it, at most one for 32 numbers."""
+    shapes = [cast(GPT, recipe(width=width, kilobytes=60).model()).shape for width in (5, 96, 100, 127)]
+    assert [shape.heads for shape in shapes] == [1, 3, 2, 1]
 
 
 def test_package_that_is_not_installed_is_named() -> None:

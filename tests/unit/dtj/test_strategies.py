@@ -249,7 +249,7 @@ def test_run_that_continues_with_a_smaller_delay_has_that_delay(monkeypatch: pyt
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: None)
     strategy, weight = Stale(lay_out("ddp", "", World()), CPU, delay=2), nn.Parameter(torch.zeros(1))
     strategy.weights = [weight]
-    strategy.load_state_dict({"under_way": [torch.tensor([float(step)]) for step in (1, 2, 3, 4)]})
+    strategy.load_state_dict({"sums": [torch.tensor([float(step), 1.0]) for step in (1, 2, 3, 4)]})
     applied = []
     for step in (5, 6, 7):
         weight.grad = torch.tensor([float(step)])

@@ -27,16 +27,15 @@ def train(recipe: Recipe) -> None:
         if schedule:
             schedule.step()
         run.log(loss=loss)
-        if batch.ends_epoch and recipe.held_out is not None:
+        if recipe.held_out is not None and (batch.ends_epoch or run.step + 1 == steps):
             score = evaluate(run, model, recipe)
             run.log(**{recipe.metric: score}, now=True)
             if recipe.best:
                 run.keep_best(score if recipe.best == "highest" else -score)
-        else:
-            score = None  # of weights that have changed since
 
     if recipe.held_out is not None:
-        score = evaluate(run, model, recipe) if score is None else score
+        if score is None:  # a finished run was started again
+            score = evaluate(run, model, recipe)
         run.say(f"done: {run.step} steps, held-out {recipe.metric} {score:.4f}")
     else:
         run.say(f"done: {run.step} steps")

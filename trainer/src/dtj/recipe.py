@@ -29,7 +29,7 @@ class Recipe:
     tokens        tokens per sample, if samples are text: the log then shows tokens per second
     clip          maximum norm of the gradients; the norm before clipping is logged. None: no clipping
     schedule      (optimizer, total steps) -> learning rate scheduler, stepped once per step; None: constant
-    held_out      data set to evaluate on after each epoch; None: no evaluation
+    held_out      data set to evaluate on after each epoch and after the last step; None: no evaluation
     score         (model, micro-batch of k samples) -> (k,) tensor; its mean over held_out is logged
     best          "highest" or "lowest": also keep the checkpoint with that score, besides the newest ones
     metric        name under which the mean score is logged

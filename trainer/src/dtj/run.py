@@ -245,6 +245,7 @@ class Run:
         for part in parts.values():
             if isinstance(part, torch.optim.Optimizer):
                 self._strategy.order_parameters(part)
+                self._precision.watch(part)
         self._checkpointer.parts.register(
             {name: unwrap(part) if isinstance(part, nn.Module) else part for name, part in parts.items()}
         )
@@ -567,6 +568,8 @@ class Run:
 
         score  the same on every rank, e.g. from `evaluate`; pass its negative if lower is better
         If a checkpoint cannot be written, its score does not count: a lower score is then kept as the best.
+        With --sync local, postlocal and diloco the ranks synchronize first: the score is that of their own
+        weights, the checkpoint holds what they become at the sync point.
         """
         self._recovery.run_verb(lambda: self._checkpointer.offer(float(score), group=self._groups.control))
 

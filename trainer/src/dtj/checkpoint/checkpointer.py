@@ -89,7 +89,12 @@ class Checkpointer:
     def is_due(self, step: int) -> bool:
         """A save is due after `step`, by --save-every or because of a score; the same on every rank."""
         every = self.settings.save_every
-        return (every is not None and step % every == 0) or self._offered > NO_SCORE
+        return (every is not None and step % every == 0) or self.has_offer
+
+    @property
+    def has_offer(self) -> bool:
+        """A score asks for a checkpoint of the present step; the same on every rank."""
+        return self._offered > NO_SCORE
 
     def offer(self, score: float, *, group: Group) -> None:
         """Save after this step, and keep that checkpoint, if no written checkpoint has as high a score.

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dtj.errors import RecipeError
+from dtj.errors import RecipeError, whole
 
 VOCABULARY = 256
 
@@ -19,13 +19,13 @@ class Windows:
     """
 
     def __init__(self, text: bytes, *, context: int) -> None:
-        self._bytes = np.frombuffer(text, dtype=np.uint8)
-        self._context = context
-        if len(self) < 1:
+        self._context = whole(context, "context is", least=1, fix="correct context")
+        if len(text) <= context:
             raise RecipeError(
                 f"the text has {len(text)} bytes, fewer than one window of {context} and the byte after it",
                 fix="use more text or a smaller context",
             )
+        self._bytes = np.frombuffer(text, dtype=np.uint8)
 
     def __len__(self) -> int:
         return (len(self._bytes) - 1) // self._context

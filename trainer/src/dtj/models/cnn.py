@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from dtj.errors import whole
+
 
 class SmallCNN(nn.Module):
     """Two convolutions and a linear layer.
@@ -12,6 +14,7 @@ class SmallCNN(nn.Module):
 
     def __init__(self, *, side: int, classes: int, width: int = 32) -> None:
         super().__init__()
+        whole(width, "width is", least=1, fix="correct width")
         self.features = nn.Sequential(
             nn.Conv2d(1, width, 3, padding=1),
             nn.ReLU(),

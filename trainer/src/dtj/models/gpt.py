@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dtj.errors import RecipeError
+from dtj.errors import RecipeError, whole
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Sizes of a GPT.
+    """Sizes of a GPT; RecipeError for one that is not a whole number of at least 1.
 
     vocabulary  number of different tokens
     context     maximum number of tokens in a sequence
@@ -31,6 +31,8 @@ class Shape:
     width: int
 
     def __post_init__(self) -> None:
+        for name, size in vars(self).items():
+            whole(size, f"{name} is", least=1, fix=f"correct {name}")
         if self.width % self.heads:
             raise RecipeError(
                 f"width is {self.width}, which is not divisible by the {self.heads} heads",

@@ -7,8 +7,8 @@
                  momentum. Douillard et al., "DiLoCo" (2023), with its learning rate and momentum
 
 Between two sync points ranks differ: a checkpoint waits for the next one, a stop synchronizes early, and
-`run.evaluate` scores each rank's own model on that rank's samples. Each rank has its own momentum; after a
-restart all start with rank 0's.
+`run.evaluate` scores each rank's own model on that rank's samples. Each rank has its own momentum and loss
+scale of fp16; after a restart all start with rank 0's.
 """
 
 import math
@@ -46,12 +46,19 @@ class LocalSGD(Replicated):
         if step < self._alone_since:
             self._alone_since = self._alone_from * total_steps
 
+    def sum_of_counts(self, mine: torch.Tensor) -> torch.Tensor:
+        """In a step alone, as if each rank had as many: gradients become the mean over this rank's own."""
+        return mine * self.layout.data_size if self.steps_alone() else super().sum_of_counts(mine)
+
+    def steps_alone(self) -> bool:
+        return self.step >= self._alone_since
+
     def end_backward(self) -> None:
-        if self._is_synchronous():
+        if not self.steps_alone():
             average_gradients(self.weights, None)
 
     def after_step(self, step: int, *, force: bool = False) -> None:
-        if self._is_synchronous():
+        if not self.steps_alone():
             self._synced = step
         elif (force or step % self.every == 0) and not self.in_sync(step):
             self.synchronize()
@@ -64,9 +71,6 @@ class LocalSGD(Replicated):
     def synchronize(self) -> None:
         """Make the weights of all ranks equal."""
         average((p.detach() for p in self.weights), None)
-
-    def _is_synchronous(self) -> bool:
-        return self.step < self._alone_since
 
 
 class DiLoCo(LocalSGD):

@@ -25,7 +25,8 @@ from dtj.ranks import waits
 class Stale(Replicated):
     """Applies averages of gradients `delay` steps late.
 
-    _pending  oldest first: (vector of all gradients, handle of its all-reduce; None after a restore)
+    _pending  oldest first: (vector, handle of its all-reduce; None after a restore). The vector is the sum
+              over the ranks of all gradients, each times its rank's weight; its last element: of the weights
     """
 
     def __init__(self, layout: Layout, device: torch.device, *, delay: int) -> None:
@@ -34,19 +35,29 @@ class Stale(Replicated):
         self.extra = self
         self._pending: deque[tuple[torch.Tensor, Any]] = deque()
         self._exchanged_in = -1  # the last step with an exchange
+        self._count: torch.Tensor | None = None  # of the present pass: the weight of this rank
+
+    def sum_of_counts(self, mine: torch.Tensor) -> torch.Tensor:
+        """As if each rank had as many. That of all ranks is sent with the gradients, and comes as late."""
+        self._count = mine
+        return mine * self.layout.data_size
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        own = torch.cat([_gradient(p).reshape(-1) for p in self.weights]).div_(self.layout.data_size)
+        share = 1 / self.layout.data_size if self._count is None else self._count
+        one = torch.ones(1, device=self.device)
+        own = torch.cat([*(_gradient(p).reshape(-1) for p in self.weights), one]).mul_(share)
+        self._count = None
         self._pending.append((own, dist.all_reduce(own, async_op=True)))
         if len(self._pending) <= self.max_steps_ahead:
             for weight in self.weights:  # optimizers skip parameters without a gradient
                 weight.grad = None
             return
-        mean, work = self._pending.popleft()
+        total, work = self._pending.popleft()
         if work is not None:
-            waits.wait(work, mean.device)
-        unflatten(mean, [_gradient(p) for p in self.weights])
+            waits.wait(work, total.device)
+        total.div_(torch.where(total[-1] > 0, total[-1].clone(), 1.0))
+        unflatten(total, [_gradient(p) for p in self.weights])
 
     def end_backward(self) -> None:
         if self._exchanged_in == self.step:
@@ -59,16 +70,16 @@ class Stale(Replicated):
         self._exchange()
 
     def state_dict(self) -> dict[str, Any]:
-        """The averages that are not applied yet; waits for them."""
-        for mean, work in self._pending:
+        """The sums that are not applied yet; waits for them."""
+        for total, work in self._pending:
             if work is not None:
-                waits.wait(work, mean.device)
-        return {"under_way": [mean for mean, _ in self._pending]}
+                waits.wait(work, total.device)
+        return {"sums": [total for total, _ in self._pending]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Also of a run with a larger delay: the oldest averages are then dropped, as is their delay."""
-        newest = state["under_way"][-self.max_steps_ahead :]
-        self._pending = deque((mean.to(self.device), None) for mean in newest)
+        """Also of a run with a larger delay: the oldest sums are then dropped, as is their delay."""
+        newest = state["sums"][-self.max_steps_ahead :]
+        self._pending = deque((total.to(self.device), None) for total in newest)
 
 
 def _gradient(parameter: nn.Parameter) -> torch.Tensor:

@@ -200,6 +200,19 @@ class Strategy:
     def end_backward(self) -> None:
         """Called after the last backward of a step; gradients that are not means over all ranks become so."""
 
+    def sum_of_counts(self, mine: torch.Tensor) -> torch.Tensor:
+        """The number by which the gradients of a pass are divided, e.g. the tokens of all ranks, () float32.
+
+        mine  the sum of this rank's counts
+        """
+        if dist.is_initialized():
+            dist.all_reduce(mine)
+        return mine / self.layout.size("tp")  # these ranks count the same samples
+
+    def steps_alone(self) -> bool:
+        """True if gradients of the present step are not averaged over the ranks."""
+        return False
+
     @contextlib.contextmanager
     def without_sync(self) -> Iterator[None]:
         """Context in which backward passes only accumulate gradients locally."""

@@ -13,6 +13,7 @@ from dtj.data import order
 from dtj.errors import package
 from dtj.models.cnn import SmallCNN
 from dtj.recipe import Recipe
+from dtj.recipes import check_rate
 
 _HELD_OUT = 360  # a fifth of the samples
 _SPLIT_SEED = 8
@@ -25,6 +26,7 @@ def recipe(
 
     The result is the same, except for rounding, with any number of ranks.
     """
+    check_rate(lr)
     train, held_out = split()
     return Recipe(
         model=lambda: SmallCNN(side=8, classes=10, width=width),

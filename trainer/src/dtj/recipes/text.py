@@ -15,6 +15,7 @@ from dtj.data import text
 from dtj.models.gpt import GPT, GPT2_124M, Shape, generate
 from dtj.parallel.parallelize import is_compiled
 from dtj.recipe import Recipe
+from dtj.recipes import check_rate
 
 _HEAD_WIDTH = 32
 _CLIP = 1.0  # as in the GPT papers; without it, a single batch sometimes raises the loss by tenths
@@ -39,7 +40,7 @@ def recipe(  # noqa: PLR0913, PLR0917 - its arguments are those of the command l
     Logs bits per byte on held-out files: 8 is random guessing, gzip needs about 2. Takes minutes on a
     laptop CPU.
     """
-    heads = max(1, width // _HEAD_WIDTH)
+    heads = next(heads for heads in range(max(1, width // _HEAD_WIDTH), 0, -1) if width % heads == 0)
     shape = Shape(vocabulary=text.VOCABULARY, context=context, layers=layers, heads=heads, width=width)
     return _language_model(
         shape, epochs=epochs, lr=lr, global_batch=global_batch, kilobytes=kilobytes, sample=sample, seed=seed
@@ -73,6 +74,7 @@ def gpt2(
 def _language_model(
     shape: Shape, *, epochs: int, lr: float, global_batch: int, kilobytes: int, sample: int, seed: int
 ) -> Recipe:
+    check_rate(lr)
     train, held_out = split(context=shape.context, limit=1000 * kilobytes)
     return Recipe(
         model=lambda: GPT(shape),
@@ -140,7 +142,7 @@ def _bits_per_byte(model: nn.Module, mb: Any) -> torch.Tensor:
 
 
 def _write(model: nn.Module, tokens: int, *, context: int) -> str:
-    device = next(model.parameters()).device
+    device = next(p.device for p in model.parameters() if not p.is_meta)  # those of other stages are
     prompt = torch.tensor(list(_PROMPT), device=device)
     generated = generate(model, prompt, tokens=tokens, context=context, temperature=_TEMPERATURE, seed=0)
     return bytes(min(token, text.VOCABULARY - 1) for token in generated.tolist()).decode(errors="replace")

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from dtj.data.device_copy import queued_copy
 from dtj.data.feed import Batch
@@ -77,10 +76,12 @@ class Weights:
             total = total * self._correct_by_counts()
         strategy.end_backward()
         if precision.scales:
-            precision.unscale(strategy.parameters, all_finite=true_on_all_ranks)
+            agree = bool if strategy.steps_alone() else true_on_all_ranks
+            precision.unscale(strategy.parameters, all_finite=agree)
             total = total / self._scale
         for parameter, gradient in self._earlier.items():
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        precision.drop_overflowed()
         return total
 
     def _counted(self, count: Count, micro_batch: MicroBatch) -> torch.Tensor:
@@ -107,10 +108,8 @@ class Weights:
 
     def _correct_by_counts(self) -> torch.Tensor:
         """Divide the gradients by the counts of all ranks instead of the samples; the factor, ()."""
-        total = sum(self._counts.values(), torch.zeros((), device=self._strategy.device))
-        if dist.is_initialized():
-            dist.all_reduce(total)
-        total = total / self._strategy.layout.size("tp")  # these ranks count the same samples
+        mine = sum(self._counts.values(), torch.zeros((), device=self._strategy.device))
+        total = self._strategy.sum_of_counts(mine)
         factor = torch.where(total > 0, self._divisor / total, 1.0)
         for parameter in self._strategy.parameters:
             if parameter.grad is not None:

@@ -77,7 +77,7 @@ class Boundary:
         """To be called after the optimizer step. Raises Stopped on all ranks if they agreed on a stop."""
         step = self.progress.step
         heartbeat.mine.stepped(step)
-        self.strategy.after_step(step)
+        self.strategy.after_step(step, force=self._checkpointer.has_offer)
         decided = _NOTHING
         if self._reads_at_once and not self._agreement.is_pending:
             self._send()

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dtj.parallel.strategy import local_part
 
@@ -37,6 +39,10 @@ class Precision:
         self.scales = name == "fp16"
         self._device = device
         self._good_steps = 0
+        self._optimizers: list[Optimizer] = []
+        self._overflowed: set[nn.Parameter] = set()  # since the last step of an optimizer that trains them
+        if self.scales:
+            register_optimizer_step_post_hook(self._forget)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Context for forward and loss."""
@@ -44,12 +50,21 @@ class Precision:
             return _FULL
         return torch.autocast(self._device.type, dtype=self.half)
 
+    def watch(self, optimizer: Optimizer) -> None:
+        """Skip its next step after an overflow, also if other passes of that step do not overflow."""
+        self._optimizers.append(optimizer)
+
+    def drop_overflowed(self) -> None:
+        """Drop the gradients that a pass which overflowed is missing in; called after each pass."""
+        for parameter in self._overflowed:
+            parameter.grad = None
+
     def unscale(self, parameters: Iterable[nn.Parameter], *, all_finite: Any) -> None:
         """Divide gradients by the scale; if they overflowed on any rank, drop all of them.
 
         all_finite  () bool tensor of this rank -> bool, the same on every rank. The only wait for the device.
         After an overflow the scale is halved. Optimizers skip parameters without a gradient, so the step is
-        skipped.
+        skipped: those that are watched until their next step, see `watch`.
         """
         mine = [p for p in parameters if p.grad is not None]
         finite = torch.stack([~found.bool() for found in self._divided(mine)]).all()
@@ -60,6 +75,8 @@ class Precision:
         else:
             for parameter in mine:
                 parameter.grad = None
+            for trained in map(_parameters, self._optimizers):
+                self._overflowed |= set() if trained.isdisjoint(mine) else trained
             self.scale *= _BACKOFF
             self._good_steps = 0
 
@@ -77,12 +94,20 @@ class Precision:
             found.append(bad[0].to(self._device))
         return found
 
+    def _forget(self, optimizer: Optimizer, *_: Any) -> None:
+        """After a step of any optimizer."""
+        self._overflowed -= _parameters(optimizer)
+
     def state_dict(self) -> dict[str, float]:
         """The scale, and how many steps without overflow it has had."""
         return {"scale": self.scale, "good_steps": self._good_steps}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         self.scale, self._good_steps = state["scale"], int(state["good_steps"])
+
+
+def _parameters(optimizer: Optimizer) -> set[nn.Parameter]:
+    return {parameter for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def true_on_all_ranks(mine: torch.Tensor) -> bool:
