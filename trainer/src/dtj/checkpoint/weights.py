@@ -11,7 +11,7 @@ Files are mapped into memory, not read: a rank only reads what it copies, the ro
 import json
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ _IN_FOLDER = (
     *("model.safetensors.index.json", "model.safetensors"),
     *("pytorch_model.bin.index.json", "pytorch_model.bin"),
 )
+_PREFIXES = ("", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.")
 
 
 class Weights(Mapping[str, torch.Tensor]):
@@ -52,7 +53,7 @@ def read(path: Path) -> Weights:
     """What a file or folder holds; RecipeError if that is anything but tensors by name."""
     return Weights(
         {
-            name.removeprefix("module.").removeprefix("_orig_mod."): mapped
+            name: mapped
             for file in _files(path)
             for name, mapped in (_safetensors if file.suffix == ".safetensors" else _pickled)(file).items()
         }
@@ -69,10 +70,19 @@ def load(model: nn.Module, device: torch.device, *, path: Path) -> None:
     """
     deferred.allocate(model, device)
     wanted: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)
-    found = read(path)
+    found = _without_prefix(read(path), wanted.keys())
     _check(model, wanted, found, path)
     for name in wanted.keys() & found.keys():
         _copy(found[name], wanted[name].detach())
+
+
+def _without_prefix(found: Weights, wanted: Set[str]) -> Weights:
+    """Weights without what DDP or torch.compile have put before each name.
+
+    The model may have names that begin with a prefix: what fits the most of its names is taken.
+    """
+    prefix = max(_PREFIXES, key=lambda each: len(wanted & {name.removeprefix(each) for name in found}))
+    return Weights({name.removeprefix(prefix): mapped for name, mapped in found._mapped.items()})
 
 
 def _check(model: nn.Module, wanted: dict[str, torch.Tensor], found: Weights, path: Path) -> None:
