@@ -34,6 +34,7 @@ class Packed:
         check_loadable(tree, "state")
         self._tensors: dict[str, torch.Tensor] = {}  # this rank's parts, by path
         self._records: dict[str, dict[str, Any]] = {}
+        self._places: dict[Any, int] = {}  # by memory and layout: tied weights are copied once
         self._end = 0
         for path, tensor in placeholders.by_path(tensors).items():
             if not tensor.is_meta:
@@ -60,15 +61,17 @@ class Packed:
             tensor = tensor.to_local()
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise CheckpointError("the state holds a sparse or quantized tensor")
+        memory = (tensor.device, tensor.data_ptr() or path, tensor.dtype, tensor.shape, tensor.stride())
         self._records[path] = {
             "dtype": tensor.dtype,
             "shape": tensor.shape,
             "stride": torch.empty_like(tensor, device="meta").stride(),  # dense
-            "place": self._end,
+            "place": self._places.setdefault(memory, self._end),
             "sharding": sharding,
         }
-        self._tensors[path] = tensor
-        self._end = _aligned(self._end + tensor.numel() * tensor.element_size())
+        if self._places[memory] == self._end:
+            self._tensors[path] = tensor
+            self._end = _aligned(self._end + tensor.numel() * tensor.element_size())
 
 
 def unpack(data: memoryview, template: Template) -> Any:
