@@ -245,11 +245,14 @@ class Checkpointer:
             )
         if found is None:
             return None
-        for name, was, given in _other_rates(found.state.get("rates", {}), self.parts.rates):
+        given_rates = dict(self.parts.rates)
+        self.parts.load_rates(found.state.get("rates", {}))
+        for name, was, given in _other_rates(self.parts.rates, given_rates):
             self.say(
                 f"{name} continues with the learning rate of the checkpoint, {was:g}; "
                 f"the program gives {given:g}\n"
-                "  to change it: set lr in its param_groups after run.state, and base_lrs of its schedule"
+                "  to change it: set lr in its param_groups after run.state; with a schedule also initial_lr "
+                "there, and its base_lrs"
             )
         if self._is_rank0:
             report(found.folder)
@@ -295,20 +298,26 @@ class Checkpointer:
         """Load what `whole_state` of another rank returned."""
         self.parts.load(state, None)
         self.parts.load_gradients(state["gradients"])
+        self.parts.load_rates(state["rates"])
         self._take_over(state)
         self._find_saved(state["step"])
 
     def rank_state(self) -> dict[str, Any]:
         """What this rank alone needs to continue, for a copy in memory."""
-        kept = {"scored": self._writer.scored, "offered": self._offered, "saved": self.saved_step}
+        kept = {"scored": self._writer.scored, "offered": self._offered, "rates": self.parts.rates}
         return self.parts.rank_state() | {_KEPT: kept}
 
-    def load_rank_state(self, state: dict[str, Any]) -> None:
-        """Load what `rank_state` returned."""
+    def load_rank_state(self, state: dict[str, Any], *, saved: int | None) -> None:
+        """Load what `rank_state` returned.
+
+        saved  what `newest_saved` returned on rank 0: ranks that know of different saves would not save
+               together
+        """
         self.parts.load_rank_state(state)
         kept = state[_KEPT]
+        self.parts.load_rates(kept["rates"])
         self._take_over(kept)
-        self._writer.saved_step = kept["saved"]  # the same on all ranks, which save together
+        self._writer.saved_step = saved
         if committed := self._committed():  # no process of a new pod has reported it
             report(committed[0])
 

@@ -254,10 +254,10 @@ class Strategy:
                 module.training = True
 
     def broadcast_buffers(self, model: nn.Module) -> None:
-        """Copy rank 0's buffers to every rank that holds them."""
+        """Copy rank 0's buffers, of which none is sharded, to every rank that holds them."""
         if dist.is_initialized():
             for buffer in model.buffers():
-                broadcast(buffer)
+                broadcast(local_part(buffer))
 
 
 def unwrap(model: nn.Module) -> nn.Module:
