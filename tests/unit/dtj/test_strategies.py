@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.utils import prune
 
 from dtj.checkpoint.parts import Parts
@@ -23,7 +23,7 @@ from dtj.parallel.pipeline import Pipeline
 from dtj.parallel.select import select
 from dtj.parallel.stages import split_evenly
 from dtj.parallel.stale import Stale
-from dtj.parallel.strategy import Strategy, blocks
+from dtj.parallel.strategy import Strategy, as_shard, blocks, part_of
 from dtj.parallel.tensor import TensorParallel
 from dtj.parallel.zero import assign_owners
 from dtj.ranks.world import World
@@ -370,6 +370,18 @@ def test_tensor_parallel_refuses_second_derivatives(differentiates_gradients: bo
         else nullcontext()
     ):
         torch.autograd.grad(model(x).sum(), x, create_graph=differentiates_gradients)
+
+
+@pytest.mark.parametrize(("rank", "dim"), [(0, 0), (1, 0), (1, 1)])
+def test_rank_takes_its_shard_of_a_whole_tensor(rank: int, dim: int) -> None:
+    mesh = DeviceMesh("cpu", torch.arange(2), _init_backend=False, _rank=rank)
+    whole = torch.arange(15.0).reshape(3, 5)
+    expected = whole.chunk(2, dim)[rank]
+    how: Any = {"shape": whole.shape, "stride": whole.stride(), "run_check": False}
+    like = DTensor.from_local(torch.empty_like(expected), mesh, [Shard(dim)], **how)
+    found: Any = as_shard(part_of(whole, like), like)
+    torch.testing.assert_close(found.to_local(), expected, rtol=0, atol=0)
+    assert (found.shape, found.stride(), found.placements) == (like.shape, like.stride(), like.placements)
 
 
 class Omitting(nn.Module):

@@ -21,6 +21,7 @@ from torch import nn
 
 from dtj.errors import RecipeError, package
 from dtj.parallel import deferred
+from dtj.parallel.strategy import local_part, part_of
 
 _IN_FOLDER = (
     *("model.safetensors.index.json", "model.safetensors"),
@@ -73,7 +74,8 @@ def load(model: nn.Module, device: torch.device, *, path: Path) -> None:
     found = _without_prefix(read(path), wanted.keys())
     _check(model, wanted, found, path)
     for name in wanted.keys() & found.keys():
-        _copy(found[name], wanted[name].detach())
+        target = wanted[name].detach()
+        local_part(target).copy_(part_of(found[name], target))
 
 
 def _without_prefix(found: Weights, wanted: Set[str]) -> Weights:
@@ -97,20 +99,6 @@ def _check(model: nn.Module, wanted: dict[str, torch.Tensor], found: Weights, pa
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise RecipeError(f"{path} {min(problems)}{more}", fix="build the model that has these weights")
-
-
-def _copy(whole: torch.Tensor, target: Any) -> None:
-    """Copy a tensor into one of the same shape, or its part into a shard."""
-    if hasattr(target, "placements"):
-        # Imported here because it takes half a second, which other strategies need not spend.
-        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # noqa: PLC0415
-
-        sizes, offsets = compute_local_shape_and_global_offset(
-            target.shape, target.device_mesh, target.placements
-        )
-        whole = whole[tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))]
-        target = target.to_local()
-    target.copy_(whole)
 
 
 def _files(path: Path) -> list[Path]:

@@ -272,6 +272,25 @@ def local_part(whole: Any) -> torch.Tensor:
     return local
 
 
+def part_of(whole: torch.Tensor, like: Any) -> torch.Tensor:
+    """What this rank holds of a whole tensor that is sharded as `like`, of the same shape; a view."""
+    if not hasattr(like, "placements"):
+        return whole
+    # Imported here because it takes half a second, which other strategies need not spend.
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # noqa: PLC0415
+
+    sizes, offsets = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
+    return whole[tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))]
+
+
+def as_shard(local: torch.Tensor, like: Any) -> torch.Tensor:
+    """A DTensor that is sharded as `like`, on its device, of which this rank holds `local`."""
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415
+
+    how = {"shape": like.shape, "stride": like.stride(), "run_check": False}
+    return DTensor.from_local(local.to(like.device), like.device_mesh, like.placements, **how)
+
+
 def move_to_device(model: nn.Module, device: torch.device) -> nn.Module:
     """The model on the device; a model that is on several devices already stays where it is."""
     return model if is_on_several_devices(model) else model.to(device)
