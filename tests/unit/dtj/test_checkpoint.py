@@ -415,6 +415,16 @@ def test_save_in_the_background_uses_the_memory_of_the_one_before(
     assert len({each["model"]["w"].data_ptr() for each in written}) == 1
 
 
+def test_save_in_the_background_keeps_tied_weights_tied() -> None:
+    """torch.save then writes them once. They may be tied in one save and not in the next."""
+    first, second = torch.zeros(3), torch.ones(3)
+    copied: Snapshot | None = None
+    for tree in ({"a": first, "b": first.detach()}, {"a": first, "b": second}, {"a": second, "b": second}):
+        copied = Snapshot(step=1, tree=tree, shards={}).copied(copied)
+        torch.testing.assert_close(copied.tree, tree, rtol=0, atol=0)
+        assert (copied.tree["a"] is copied.tree["b"]) == (tree["a"].data_ptr() == tree["b"].data_ptr())
+
+
 def test_state_on_a_gpu_is_copied_to_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch is asked for; no GPU is needed."""
     asked: list[dict[str, Any]] = []

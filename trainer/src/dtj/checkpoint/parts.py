@@ -284,14 +284,21 @@ def _check_kind(part: Stateful) -> None:
 
 def _copied(state: Any, earlier: Any) -> Any:
     before = dict(tree_flatten_with_path(earlier)[0])
-    return tree_map_with_path(lambda path, value: _copy_of(value, before.get(path)), state)
+    copies: dict[Any, torch.Tensor] = {}  # by memory: tied weights stay tied
+    used: set[int] = set()  # of the earlier copies, by id: what was tied then may not be now
 
+    def copy_of(path: Any, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return copy.copy(value)
+        memory = placeholders.memory_of(value) or path
+        if memory not in copies:
+            old: Any = before.get(path)
+            fits = id(old) not in used and _fits(old, value)
+            copies[memory] = (old if fits else _host_memory_for(value)).copy_(value.detach())
+            used.add(id(old))
+        return copies[memory]
 
-def _copy_of(value: Any, earlier: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return copy.copy(value)
-    copied = earlier if _fits(earlier, value) else _host_memory_for(value)
-    return copied.copy_(value.detach())
+    return tree_map_with_path(copy_of, state)
 
 
 def _host_memory_for(tensor: torch.Tensor) -> torch.Tensor:

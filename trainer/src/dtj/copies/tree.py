@@ -15,6 +15,7 @@ import torch
 from dtj.checkpoint import placeholders
 from dtj.checkpoint.save import check_loadable
 from dtj.errors import CheckpointError
+from dtj.parallel.strategy import as_shard, local_part
 
 # path of a tensor in the state -> the tensor that the program has there now
 Template = Callable[[str], "torch.Tensor | None"]
@@ -61,7 +62,7 @@ class Packed:
             tensor = tensor.to_local()
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise CheckpointError("the state holds a sparse or quantized tensor")
-        memory = (tensor.device, tensor.data_ptr() or path, tensor.dtype, tensor.shape, tensor.stride())
+        memory = placeholders.memory_of(tensor) or path
         self._records[path] = {
             "dtype": tensor.dtype,
             "shape": tensor.shape,
@@ -91,7 +92,10 @@ def unpack(data: memoryview, template: Template) -> Any:
         own = _tensor_at(data, start + record["place"], record).clone(memory_format=torch.preserve_format)
         if record["sharding"] is None:
             return own
-        return _shard_like(_fitting(template(path), record["sharding"], path), own, path)
+        like = _fitting(template(path), record["sharding"], path)
+        if local_part(like).shape != own.shape:
+            raise CheckpointError(f"{path} is sharded in another way")
+        return as_shard(own, like)
 
     return placeholders.fill(tree, tensor_at)
 
@@ -109,22 +113,6 @@ def _fitting(template: Any, sharding: Any, path: str) -> Any:
     if template is None or (not template.is_meta if sharding is None else _sharding(template) != sharding):
         raise CheckpointError(f"{path} is sharded in another way")
     return template
-
-
-def _shard_like(template: Any, local: torch.Tensor, path: str) -> torch.Tensor:
-    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - slow to import, and loaded if it is needed
-
-    there = template.to_local()
-    if there.shape != local.shape:
-        raise CheckpointError(f"{path} is sharded in another way")
-    return DTensor.from_local(
-        local.to(there.device),
-        template.device_mesh,
-        template.placements,
-        run_check=False,
-        shape=template.shape,
-        stride=template.stride(),
-    )
 
 
 def _sharding(tensor: Any) -> Any:
