@@ -11,7 +11,6 @@ import torch
 from tests.process.dtj.conftest import PROGRAMS, SIZES, SMALL, STEPS, Finished
 from tests.process.dtj.test_resume import assert_identical, weights
 from tests.process.dtj.test_same_result import seen
-from tests.support import checkpoints
 
 Finish = Callable[..., Finished]
 PLAIN = PROGRAMS / "plain.py"
@@ -279,7 +278,7 @@ def test_newcomer_knows_the_best_score(
     flags = ("--checkpoint", saved, "--save-every", 7)
     healed(finish, tmp_path, f"{rank}@{place}:SIGKILL", *flags, SCORES=scores, PLAIN=1)
     assert sorted(p.name for p in saved.glob("step-*")) == ["step-14", "step-16", "step-2"]
-    assert checkpoints.whole(saved / "step-16")["best"] == {"step": 2, "score": 0.9}
+    assert json.loads((saved / "best.json").read_text()) == {"step": 2, "score": 0.9}
     assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path))
 
 

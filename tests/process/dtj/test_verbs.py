@@ -1,5 +1,6 @@
 """Verbs of Run that are called incorrectly end with an error of two lines, without a traceback."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.process.dtj.conftest import PROGRAMS, Finished
-from tests.support import checkpoints
 
 PROGRAM = """
 import torch
@@ -128,7 +128,7 @@ def test_score_may_be_a_tensor(finish: Callable[..., Finished], tmp_path: Path) 
     script.write_text(f"{PROGRAM}    run.keep_best(loss)\n")
     ended = finish("run", "--checkpoint", tmp_path / "run", script)
     assert ended.code == 0, ended.err
-    assert type(checkpoints.whole(tmp_path / "run" / "step-1")["best"]["score"]) is float
+    assert type(json.loads((tmp_path / "run" / "best.json").read_text())["score"]) is float
 
 
 def test_evaluation_has_as_many_samples_at_a_time_as_training(

@@ -2,6 +2,8 @@
 
 import copy
 import errno
+import json
+import math
 import os
 import pickle
 import shutil
@@ -42,8 +44,8 @@ def commit(run: Location | Owner, *steps: int, state: dict[str, Any] = STATE, **
 
 
 def names(run: Path) -> list[str]:
-    """What is in a run's folder, except for the record of its owner."""
-    return sorted(child.name for child in run.iterdir() if child.name != paths.OWNER_FILE)
+    """What is in a run's folder, except for the records of its owner and of its best checkpoint."""
+    return sorted(child.name for child in run.iterdir() if child.name not in paths.RECORDS)
 
 
 def found(run: Location | None, resume: Location | None = None) -> tuple[str | None, list[str]]:
@@ -75,9 +77,33 @@ def test_what_a_save_removes(names: list[str], committed: int, removed: list[str
 
 def test_save_keeps_as_many_as_asked_for_and_the_best(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    commit(run, 1, 2, 3)
-    commit(run, 4, keep=1, best=2)
+    owner = Owner(run, {})
+    commit(owner, 1)
+    commit(owner, 2, score=0.5)
+    commit(Owner(run, {}), 4, keep=1)
     assert names(run) == ["step-2", "step-4"]
+    assert json.loads((run / paths.BEST_FILE).read_text()) == {"step": 2, "score": 0.5}
+
+
+def test_best_checkpoint_that_is_damaged_or_removed_counts_no_more(tmp_path: Path) -> None:
+    owner = Owner(tmp_path, {})
+    commit(owner, 1, score=0.5)
+    commit(owner, 2, score=0.7)
+    commit(owner, 3)
+    again, _ = checkpointer(tmp_path, replicated=True)
+    again._owner.claim()  # type: ignore[union-attr]
+    again.offer(0.6, group=None)
+    assert not again.is_due(4)
+    again._note_damaged(tmp_path / "step-2")
+    again.offer(0.6, group=None)
+    assert again.is_due(4)
+    shutil.rmtree(tmp_path / "step-2")
+    (tmp_path / paths.BEST_FILE).write_text('{"step": 2, "sc')
+    for _ in range(2):
+        another = Owner(tmp_path, {})
+        another.claim()
+        assert another.best is None
+        (tmp_path / paths.BEST_FILE).write_text('{"step": 2, "score": 0.7}')
 
 
 def test_checkpoint_that_could_not_be_written_is_named(tmp_path: Path) -> None:
@@ -392,7 +418,7 @@ def test_any_error_of_the_thread_that_writes_is_reported(
     writer.start(Snapshot(step=7, tree={}, shards={}), score=0.0, began=0.0, group=None)
     writer.wait()
     assert "step-7 could not be written: gloo: connection closed" in str(writer.failure)
-    assert not writer.scored
+    assert writer.score == -math.inf
 
 
 def test_save_in_the_background_uses_the_memory_of_the_one_before(
@@ -413,6 +439,16 @@ def test_save_in_the_background_uses_the_memory_of_the_one_before(
         assert written[-1]["groups"][0]["other"].dtype == other.dtype
         assert written[-1]["groups"][0]["other"].shape == other.shape
     assert len({each["model"]["w"].data_ptr() for each in written}) == 1
+
+
+def test_save_in_the_background_keeps_tied_weights_tied() -> None:
+    """torch.save then writes them once. They may be tied in one save and not in the next."""
+    first, second = torch.zeros(3), torch.ones(3)
+    copied: Snapshot | None = None
+    for tree in ({"a": first, "b": first.detach()}, {"a": first, "b": second}, {"a": second, "b": second}):
+        copied = Snapshot(step=1, tree=tree, shards={}).copied(copied)
+        torch.testing.assert_close(copied.tree, tree, rtol=0, atol=0)
+        assert (copied.tree["a"] is copied.tree["b"]) == (tree["a"].data_ptr() == tree["b"].data_ptr())
 
 
 def test_state_on_a_gpu_is_copied_to_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,6 +511,7 @@ def test_best_checkpoint_of_a_rank_0_that_was_lost_during_its_save(
             each.save(step, group=None)
     next_rank_0, _ = checkpointer(tmp_path, replicated=True)
     next_rank_0.load_whole_state(ranks[1].whole_state(7))
+    next_rank_0.claim()
     next_rank_0.save(8, group=None)
     next_rank_0.save(9, group=None)
     assert set(names(tmp_path)) == {*kept, "step-8"}
@@ -497,7 +534,7 @@ def test_next_rank_0_knows_and_reports_what_was_saved(
 
     reports.clear()
     shutil.rmtree(tmp_path / "step-20")
-    following.load_rank_state(following.rank_state())
+    following.load_rank_state(following.rank_state(), saved=7)
     assert reports == [{"checkpoint": {"step": 7, "path": str(tmp_path / "step-7")}}]
 
 

@@ -94,6 +94,21 @@ def test_next_process_of_the_rank_has_the_newest_state(slots: list[Slot]) -> Non
     assert after.said == ["resuming from memory, step 3"]
 
 
+def test_all_ranks_know_of_the_checkpoint_that_rank_0_finds(
+    slots: list[Slot], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each notes by itself when a save in the background is done, before or after its copy of that step."""
+    Rank(slots).copy(4)
+    rank_1 = Rank(slots, generation=2)
+
+    def gather(mine: list[int], *, group: None) -> list[list[int]]:
+        return [[*mine[:4], 4] if len(mine) > 1 else mine, mine]
+
+    monkeypatch.setattr(exchange, "all_gather_numbers", gather)
+    assert rank_1.copies.restore(None) == 4
+    assert rank_1.checkpointer.saved_step == 4
+
+
 def test_damaged_copy_costs_the_steps_since_the_one_before(slots: list[Slot]) -> None:
     before = Rank(slots)
     for step in (1, 2):

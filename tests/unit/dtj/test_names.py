@@ -90,7 +90,8 @@ def test_module_that_holds_wrapped_models_has_the_names_of_any_strategy() -> Non
     old["parameters"]["opt"] = [f"agent.{name}" for name, _ in first.named_parameters()]
     saved.load(old, None)
     saved.load_rank_state(saved.rank_state())
-    assert [path for path in names if saved.template(f"agent/{path}") is None] == []
+    templates = saved.templates()
+    assert [path for path in names if templates(f"agent/{path}") is None] == []
 
 
 @pytest.mark.parametrize(

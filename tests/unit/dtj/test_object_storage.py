@@ -36,7 +36,7 @@ def owner(writer: str) -> Owner:
 
 def names() -> list[str]:
     """What the store says is in the run, except for the record of its owner."""
-    return sorted(name for name in owner("any").storage.names() if name != paths.OWNER_FILE)
+    return sorted(name for name in owner("any").storage.names() if name not in paths.RECORDS)
 
 
 def keys() -> list[str]:
@@ -46,11 +46,11 @@ def keys() -> list[str]:
 
 def test_newest_are_kept_and_the_best_and_nothing_else() -> None:
     writer = owner("a1")
-    commit(writer, 1, 2, 3)
-    commit(writer, 12, best=2)
-    commit(writer, 13, best=2)
+    commit(writer, 1)
+    commit(writer, 2, score=0.5)
+    commit(writer, 3, 12, 13)
     assert names() == ["step-12", "step-13", "step-2"]
-    assert len(keys()) == 1 + 3 * 2  # the record, and for each checkpoint a marker and a state
+    assert len(keys()) == 2 + 3 * 2  # two records, and for each checkpoint a marker and a state
     assert found(RUN) == ("step-13", [])
 
 

@@ -7,20 +7,23 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.utils import prune
 
+from dtj.checkpoint.parts import Parts
 from dtj.errors import RecipeError
 from dtj.models.gpt import GPT, Shape
 from dtj.parallel import compress, local_sgd, parallelize, tensor, zero
 from dtj.parallel.average import average_gradients, buckets
 from dtj.parallel.fsdp import FullyShard, shard
-from dtj.parallel.layout import lay_out
+from dtj.parallel.layout import Layout, lay_out
 from dtj.parallel.local_sgd import LocalSGD
 from dtj.parallel.pipeline import Pipeline
 from dtj.parallel.select import select
 from dtj.parallel.stages import split_evenly
 from dtj.parallel.stale import Stale
-from dtj.parallel.strategy import Strategy, blocks
+from dtj.parallel.strategy import Strategy, as_shard, blocks, part_of
 from dtj.parallel.tensor import TensorParallel
 from dtj.parallel.zero import assign_owners
 from dtj.ranks.world import World
@@ -367,6 +370,47 @@ def test_tensor_parallel_refuses_second_derivatives(differentiates_gradients: bo
         else nullcontext()
     ):
         torch.autograd.grad(model(x).sum(), x, create_graph=differentiates_gradients)
+
+
+@pytest.mark.parametrize(("rank", "dim"), [(0, 0), (1, 0), (1, 1)])
+def test_rank_takes_its_shard_of_a_whole_tensor(rank: int, dim: int) -> None:
+    mesh = DeviceMesh("cpu", torch.arange(2), _init_backend=False, _rank=rank)
+    whole = torch.arange(15.0).reshape(3, 5)
+    expected = whole.chunk(2, dim)[rank]
+    how: Any = {"shape": whole.shape, "stride": whole.stride(), "run_check": False}
+    like = DTensor.from_local(torch.empty_like(expected), mesh, [Shard(dim)], **how)
+    found: Any = as_shard(part_of(whole, like), like)
+    torch.testing.assert_close(found.to_local(), expected, rtol=0, atol=0)
+    assert (found.shape, found.stride(), found.placements) == (like.shape, like.stride(), like.placements)
+
+
+class Omitting(nn.Module):
+    """Leaves a buffer out of its checkpoints."""
+
+    def state_dict(self, *how: Any, **named: Any) -> Any:
+        return {name: value for name, value in super().state_dict(*how, **named).items() if name != "frozen"}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_statistics_of_replicated_layers_are_saved_and_broadcast_as_whole_tensors(
+    monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    """As those of tp, whose ranks with other samples have others."""
+    mesh = DeviceMesh("cpu", torch.arange(1), _init_backend=False, _rank=0)
+    model = Omitting()
+    for name in ("mean", "frozen"):
+        whole = DTensor.from_local(torch.ones(2), mesh, [Replicate()], run_check=False)
+        model.register_buffer(name, whole)
+    strategy = Strategy(Layout(strategy="tp+ddp", sizes={"ddp": 2, "tp": 1}, rank=rank), CPU)
+    strategy.replicated = False
+    parts = Parts(strategy)
+    parts.register({"model": model})
+    assert list(parts.snapshot(1, None).shards) == (["model/mean"] if rank == 0 else [])
+    sent: list[type] = []
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr("dtj.parallel.strategy.broadcast", lambda tensor: sent.append(type(tensor)))
+    strategy.broadcast_buffers(model)
+    assert sent == [torch.Tensor] * 2
 
 
 def test_zero1_hides_gradients_after_the_closure_of_a_step() -> None:

@@ -94,6 +94,17 @@ def test_tensors(tensor: torch.Tensor) -> None:
     assert not found.requires_grad
 
 
+def test_tied_weights_are_copied_once() -> None:
+    """Each gets a tensor of its own again: the program ties them."""
+    weight = torch.arange(1000.0)
+    packed = Packed(
+        {"embedding": weight, "head": weight.detach(), "part": weight[:500], "bias": torch.ones(2)}
+    )
+    assert packed.length < 8000
+    state = {"embedding": weight, "head": weight.detach(), "part": weight[:500], "bias": torch.ones(2)}
+    assert_close(there_and_back(state), state, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [

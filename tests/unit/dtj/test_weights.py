@@ -72,6 +72,23 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         weights.load(Tied(), CPU, path=tmp_path)
 
 
+class Holder(nn.Module):
+    """Has names that begin as those of DDP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module, self.weight = nn.Linear(2, 2, bias=False), nn.Parameter(torch.randn(1))
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
+def test_weights_of_a_wrapped_model_fit(tmp_path: Path, prefix: str) -> None:
+    source, target = Holder(), Holder()
+    file = {prefix + name: value for name, value in source.state_dict().items()}
+    torch.save(file, tmp_path / "w.pt")
+    weights.load(target, CPU, path=tmp_path / "w.pt")
+    torch.testing.assert_close(target.state_dict(), source.state_dict())
+
+
 def test_model_without_memory_gets_its_weights_from_a_file(tmp_path: Path) -> None:
     source = Tied()
     save_file(file_of(source, "head.weight"), tmp_path / "model.safetensors")

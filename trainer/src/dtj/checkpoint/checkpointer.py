@@ -21,10 +21,9 @@ from typing import Any
 
 from dtj.checkpoint import answers, paths, reader, restore
 from dtj.checkpoint.objects import Location, ObjectPath, locate
-from dtj.checkpoint.owner import Deputy, Owner
+from dtj.checkpoint.owner import NO_SCORE, Deputy, Owner
 from dtj.checkpoint.parts import Parts, Rates
 from dtj.checkpoint.writer import (
-    NO_SCORE,
     Group,
     Writer,
     on_rank0,
@@ -101,14 +100,11 @@ class Checkpointer:
 
         Every rank calls this. Rank 0 decides, because only rank 0 knows which checkpoints were written.
         """
-        if not self.run_dir:
+        if not self._owner:
             return
-        writer = self._writer
-        is_highest, score, scored = on_rank0(
-            lambda: (score > max(self._offered, writer.highest), score, writer.scored), group
-        )
-        if not self._is_rank0:
-            writer.scored = scored
+        best = self._owner.best
+        highest = max(self._offered, self._writer.score, best["score"] if best else NO_SCORE)
+        is_highest, score = on_rank0(lambda: (score > highest, score), group)
         if is_highest:  # the score of rank 0: all ranks must find a save due
             self._offered = score
 
@@ -204,9 +200,7 @@ class Checkpointer:
         """Rank 0 may be lost, and this rank holds the state: `save` writes now, and removes nothing."""
         if self.run_dir:
             self._is_rank0 = self._writer.is_rank0 = True
-            committed = self._committed()
-            self._writer.saved_step = _newest(committed)  # rank 0 may be lost since its last save began
-            self._forget_uncommitted(committed)
+            self._writer.saved_step = self.newest_saved()  # rank 0 may be lost since its last save began
             self._owner = self._writer.owner = Deputy(self.run_dir, os.environ, rank=self.world.rank)
             self._writer.keep = sys.maxsize
 
@@ -250,11 +244,14 @@ class Checkpointer:
             )
         if found is None:
             return None
-        for name, was, given in _other_rates(found.state.get("rates", {}), self.parts.rates):
+        given_rates = dict(self.parts.rates)
+        self.parts.load_rates(found.state.get("rates", {}))
+        for name, was, given in _other_rates(self.parts.rates, given_rates):
             self.say(
                 f"{name} continues with the learning rate of the checkpoint, {was:g}; "
                 f"the program gives {given:g}\n"
-                "  to change it: set lr in its param_groups after run.state, and base_lrs of its schedule"
+                "  to change it: set lr in its param_groups after run.state; with a schedule also initial_lr "
+                "there, and its base_lrs"
             )
         if self._is_rank0:
             report(found.folder)
@@ -262,7 +259,6 @@ class Checkpointer:
         self._restored = found.folder
         if found.folder.parent == self.run_dir:  # not a checkpoint of an earlier run
             self._writer.saved_step = step
-            self._writer.scored = [best] if (best := found.state.get("best")) else []
         return step
 
     def _candidates(self) -> Iterator[Location]:
@@ -273,6 +269,8 @@ class Checkpointer:
     def _note_damaged(self, checkpoint: Location) -> None:
         if self._owner and checkpoint.parent == self.run_dir:
             self._owner.damaged.add(checkpoint.name)
+            if (best := self._owner.best) and paths.name_of(best["step"]) == checkpoint.name:
+                self._owner.best = None
 
     def _load(self, found: reader.Found) -> None:
         self.parts.load(found.state, found.shards)
@@ -293,27 +291,33 @@ class Checkpointer:
 
     def whole_state(self, step: int) -> dict[str, Any]:
         """What another rank needs to continue after `step`. Only if every rank holds the whole state."""
-        more = {"scored": self._writer.scored, "offered": self._offered, "gradients": self.parts.gradients()}
+        more = {"offered": self._offered, "gradients": self.parts.gradients()}
         return self.parts.state(step) | more
 
     def load_whole_state(self, state: dict[str, Any]) -> None:
         """Load what `whole_state` of another rank returned."""
         self.parts.load(state, None)
         self.parts.load_gradients(state["gradients"])
-        self._take_over(state)
+        self.parts.load_rates(state["rates"])
+        self._offered = state["offered"]
         self._find_saved(state["step"])
 
     def rank_state(self) -> dict[str, Any]:
         """What this rank alone needs to continue, for a copy in memory."""
-        kept = {"scored": self._writer.scored, "offered": self._offered, "saved": self.saved_step}
+        kept = {"offered": self._offered, "rates": self.parts.rates}
         return self.parts.rank_state() | {_KEPT: kept}
 
-    def load_rank_state(self, state: dict[str, Any]) -> None:
-        """Load what `rank_state` returned."""
+    def load_rank_state(self, state: dict[str, Any], *, saved: int | None) -> None:
+        """Load what `rank_state` returned.
+
+        saved  what `newest_saved` returned on rank 0: ranks that know of different saves would not save
+               together
+        """
         self.parts.load_rank_state(state)
         kept = state[_KEPT]
-        self._take_over(kept)
-        self._writer.saved_step = kept["saved"]  # the same on all ranks, which save together
+        self.parts.load_rates(kept["rates"])
+        self._offered = kept["offered"]
+        self._writer.saved_step = saved
         if committed := self._committed():  # no process of a new pod has reported it
             report(committed[0])
 
@@ -332,25 +336,12 @@ class Checkpointer:
                 return [each for each in reader.committed(self._owner.run_dir) if each.name not in damaged]
         return None
 
-    def _take_over(self, state: dict[str, Any]) -> None:
-        """The scores that another rank, or an earlier process of this rank, knew of."""
-        self._offered, self._writer.scored = state["offered"], state["scored"]
-        if self._writer.scored:
-            self._forget_uncommitted(self._committed())
-
     def _find_saved(self, step: int) -> None:
         """Rank 0 takes over after `step`: only the folder tells what its process before has saved."""
         saved = [each for each in self._committed() or () if (paths.step_of(each.name) or 0) <= step]
         if saved:
             self._writer.saved_step = _newest(saved)
             report(saved[0])
-
-    def _forget_uncommitted(self, committed: list[Location] | None) -> None:
-        """Only the folder tells which of the last saves were committed before a rank was lost."""
-        if committed is not None:
-            names = {each.name for each in committed}
-            scored = [each for each in self._writer.scored if paths.name_of(each["step"]) in names]
-            self._writer.scored = scored[-1:]
 
     def _report_failure(self) -> None:
         failure, self._writer.failure = self._writer.failure, None

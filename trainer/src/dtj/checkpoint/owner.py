@@ -11,19 +11,28 @@ the folder: see "Two writers" in docs/recovery.md.
 """
 
 import json
+import math
 import socket
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypedDict
 
 from dtj import contract
 from dtj.checkpoint import answers, paths, storage
 from dtj.checkpoint.objects import Location
 from dtj.errors import SupersededError
 
+NO_SCORE = -math.inf
 _MOST_REMEMBERED = 1000  # superseded writers in one record
 _SHARED = 2  # folders between the volume and that of a job: of the namespace, and of the job's name
+
+
+class Best(TypedDict):
+    """The checkpoint with the highest score, which is kept besides the newest ones."""
+
+    step: int
+    score: float
 
 
 class Owner:
@@ -33,6 +42,7 @@ class Owner:
     storage    how this run's checkpoints are committed
     leftovers  what was unfinished when this writer claimed the run: no owner needs it
     damaged    names of checkpoints that were found unreadable when this run was restored
+    best       the checkpoint with the highest score; None if none has one
     """
 
     def __init__(self, run_dir: Location, env: Mapping[str, str]) -> None:
@@ -41,6 +51,7 @@ class Owner:
         self.writer = env.get(contract.INCARNATION) or uuid.uuid4().hex
         self.leftovers: frozenset[str] = frozenset()
         self.damaged: set[str] = set()
+        self.best: Best | None = None
         self._job = env.get(contract.JOB, "")
         self._shared = _SHARED if self._job else 0
         self._generation = int(env.get(contract.GENERATION) or 1)
@@ -56,7 +67,11 @@ class Owner:
         if record and record["writer"] != self.writer:
             superseded = [*superseded, record["writer"]][-_MOST_REMEMBERED:]
         self._write(superseded)
-        self.leftovers = frozenset(paths.unfinished(self.storage.names()))
+        names = self.storage.names()
+        self.leftovers = frozenset(paths.unfinished(names))
+        match self._content(paths.BEST_FILE):
+            case {"step": int(step), "score": float(score)} if paths.name_of(step) in names:
+                self.best = Best(step=step, score=score)
         self._has_claimed = True
 
     def check(self) -> None:
@@ -67,13 +82,23 @@ class Owner:
         elif record["writer"] != self.writer:
             raise self._superseded_by(record)
 
+    def note_score(self, step: int, score: float) -> None:
+        """The checkpoint of `step` is committed: it is the best one, if its score is the highest."""
+        if score > (self.best["score"] if self.best else NO_SCORE):
+            self.best = Best(step=step, score=score)
+            self.storage.replace(paths.BEST_FILE, json.dumps(self.best).encode(), writer=self.writer)
+
     def _read(self) -> dict[str, Any]:
+        found = self._content(paths.OWNER_FILE)
+        return found if isinstance(found, dict) and isinstance(found.get("writer"), str) else {}
+
+    def _content(self, name: str) -> Any:
+        """What a file of JSON holds; None if there is none, or only a part of one."""
         try:
             with answers.awaited(self.run_dir):
-                found = json.loads((self.run_dir / paths.OWNER_FILE).read_bytes())
+                return json.loads((self.run_dir / name).read_bytes())
         except (FileNotFoundError, NotADirectoryError, ValueError):
-            return {}
-        return found if isinstance(found, dict) and isinstance(found.get("writer"), str) else {}
+            return None
 
     def _write(self, superseded: list[str]) -> None:
         record = {

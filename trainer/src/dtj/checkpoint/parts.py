@@ -7,6 +7,7 @@ state -> parts        whichever strategy saved it, and however it was sharded th
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -19,7 +20,7 @@ from dtj.checkpoint import placeholders, save
 from dtj.checkpoint.objects import Location
 from dtj.errors import RecipeError
 from dtj.parallel.names import load_state, named_buffers, named_parameters, state_of
-from dtj.parallel.strategy import Strategy
+from dtj.parallel.strategy import Strategy, local_part
 from dtj.ranks import exchange
 
 if TYPE_CHECKING:
@@ -63,15 +64,15 @@ class Parts:
     user_parts      registered by `run.state`; a checkpoint must hold exactly these
     internal_parts  added by flags (the loss scale of fp16, an outer optimizer); restored if the checkpoint
                     has them. `extras` in the file
-    rates           learning rates that the program gave, before a schedule or a checkpoint changed them
+    rates           learning rates that a program gave, before a schedule changed them; after a restore those
+                    of the checkpoint
     """
 
     def __init__(self, strategy: Strategy) -> None:
         self.user_parts: dict[str, Stateful] = {}
         self.internal_parts: dict[str, Stateful] = {}
-        self.rates: Rates = {}
+        self.rates: dict[str, list[float | None]] = {}
         self._strategy = strategy
-        self._plan: LoadPlan | None = None
 
     def register(self, parts: Mapping[str, Stateful]) -> None:
         """Set `user_parts`. RecipeError for a part that cannot be saved: now, not at the first save."""
@@ -83,11 +84,7 @@ class Parts:
                 )
             save.check_loadable(_state_of(part), name)
         self.user_parts = dict(parts)
-        self.rates = {
-            name: [_rate_of(group) for group in part.param_groups]
-            for name, part in parts.items()
-            if isinstance(part, torch.optim.Optimizer)
-        }
+        self.rates = self._rates()
 
     def state(self, step: int) -> dict[str, Any]:
         """The state as this rank holds it; complete only if every rank holds the whole state."""
@@ -102,7 +99,8 @@ class Parts:
 
         states = self.rank_state()
         for part, name in self._buffers_of_others():
-            states[part][name] = states[part][name].to("meta")
+            if name in states[part]:  # the program may leave a frozen encoder out of its checkpoints
+                states[part][name] = local_part(states[part][name]).to("meta")
         mine, shards = sharded.extract_tensors(states)
         trees = [mine]  # of all ranks
         if group is not None:
@@ -153,16 +151,19 @@ class Parts:
         for name, part in self._all.items():
             load_state(part, states[name])
 
-    def template(self, path: str) -> torch.Tensor | None:
-        """The tensor that this rank has now at a path of `rank_state`; None if there is none.
+    def templates(self) -> Callable[[str], torch.Tensor | None]:
+        """Path in `rank_state` -> the tensor that this rank has there now; None if there is none.
 
-        For state of an optimizer, the parameter.
+        For state of an optimizer, the parameter. It refers to the whole state: do not keep it.
         """
-        from dtj.checkpoint import sharded  # noqa: PLC0415
 
-        if self._plan is None:
-            self._plan = sharded.LoadPlan(self._all, keeps=self._strategy.keeps)
-        return self._plan.template(path)
+        @cache
+        def plan() -> "LoadPlan":
+            from dtj.checkpoint import sharded  # noqa: PLC0415
+
+            return sharded.LoadPlan(self._all, keeps=self._strategy.keeps)
+
+        return lambda path: plan().template(path)
 
     @property
     def _all(self) -> dict[str, Stateful]:
@@ -184,7 +185,7 @@ class Parts:
         }
 
     def _buffers_of_others(self) -> list[tuple[str, str]]:
-        """(part, name in its state) of the models' buffers that another rank saves. No sharded ones.
+        """(part, name in its state) of the models' whole buffers that another rank saves.
 
         Ranks with other samples have other running statistics: those of the first are saved.
         """
@@ -194,8 +195,27 @@ class Parts:
             for part, model in self.user_parts.items()
             if isinstance(model, nn.Module)
             for name, module, buffer in named_buffers(model)
-            if not hasattr(buffer, "placements") and not (is_first and self._strategy.updates(module))
+            if all(each.is_replicate() for each in getattr(buffer, "placements", ()))
+            and not (is_first and self._strategy.updates(module))
         ]
+
+    def load_rates(self, before: Rates) -> None:
+        """After a restore: set `rates` to those of the checkpoint, unless it has the program's after all.
+
+        It has them if the program sets them after each restore.
+        """
+        of_groups = self._rates()
+        for name, rates in before.items():
+            if name in self.rates:
+                found = zip(rates, self.rates[name], of_groups[name], strict=False)
+                self.rates[name] = [now if now == given else was for was, given, now in found]
+
+    def _rates(self) -> dict[str, list[float | None]]:
+        return {
+            name: [_rate_of(group) for group in part.param_groups]
+            for name, part in self.user_parts.items()
+            if isinstance(part, torch.optim.Optimizer)
+        }
 
     def _names_of_parameters(self, named: Named = named_parameters) -> dict[str, list[str]]:
         """Of each optimizer, in the order in which its state has numbers; "" for one of no model."""
@@ -264,14 +284,21 @@ def _check_kind(part: Stateful) -> None:
 
 def _copied(state: Any, earlier: Any) -> Any:
     before = dict(tree_flatten_with_path(earlier)[0])
-    return tree_map_with_path(lambda path, value: _copy_of(value, before.get(path)), state)
+    copies: dict[Any, torch.Tensor] = {}  # by memory: tied weights stay tied
+    used: set[int] = set()  # of the earlier copies, by id: what was tied then may not be now
 
+    def copy_of(path: Any, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return copy.copy(value)
+        memory = placeholders.memory_of(value) or path
+        if memory not in copies:
+            old: Any = before.get(path)
+            fits = id(old) not in used and _fits(old, value)
+            copies[memory] = (old if fits else _host_memory_for(value)).copy_(value.detach())
+            used.add(id(old))
+        return copies[memory]
 
-def _copy_of(value: Any, earlier: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return copy.copy(value)
-    copied = earlier if _fits(earlier, value) else _host_memory_for(value)
-    return copied.copy_(value.detach())
+    return tree_map_with_path(copy_of, state)
 
 
 def _host_memory_for(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,18 +1,21 @@
 """Names in the folder of a run: which are committed, and which may be deleted. Pure: names in, names out.
 
 <run>/owner.json                    which process may write into the folder, see owner.py
+<run>/best.json                     which checkpoint has the highest score, if the run gives them scores
 <run>/step-120/state.pt             committed: the folder gets this name only once its content is on disk
 <run>/step-140.<writer>.tmp/...     being written, or left over from a crash: never read
-<run>/owner.json.<writer>           likewise
+<run>/owner.json.<writer>           likewise, and best.json.<writer>
 """
 
 import re
 from collections.abc import Iterable
 
 OWNER_FILE = "owner.json"
+BEST_FILE = "best.json"
+RECORDS = (OWNER_FILE, BEST_FILE)
 STATE_FILE = "state.pt"
 SHARDS = "shards"
-_OWNER_PART = f"{OWNER_FILE}."
+_PARTS = tuple(f"{name}." for name in RECORDS)
 # If the newest turns out damaged, the one before it is used.
 KEEP = 2
 _COMMITTED = re.compile(r"step-(0|[1-9]\d*)")
@@ -35,7 +38,7 @@ def doomed_name_of(step: int, writer: str) -> str:
 
 def unfinished(names: Iterable[str]) -> list[str]:
     """The names of what is being written or deleted, or is left over from a crash."""
-    return [n for n in names if (n.startswith("step-") and n.endswith(".tmp")) or n.startswith(_OWNER_PART)]
+    return [n for n in names if (n.startswith("step-") and n.endswith(".tmp")) or n.startswith(_PARTS)]
 
 
 def step_of(name: str) -> int | None:

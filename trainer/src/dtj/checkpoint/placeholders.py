@@ -87,6 +87,13 @@ def merge(trees: list[Any]) -> Any:
     return {key: merge([tree[key] for tree in trees if key in tree]) for key in keys}
 
 
+def memory_of(tensor: torch.Tensor) -> tuple[Any, ...] | None:
+    """Equal for tensors that are the same values in the same memory, as tied weights; None if unknown."""
+    if tensor.layout != torch.strided or not tensor.data_ptr():
+        return None
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
 def _items(tree: Any) -> Iterable[tuple[Any, Any]]:
     """What a container holds, by keys or numbers; nothing for anything else."""
     if isinstance(tree, dict):

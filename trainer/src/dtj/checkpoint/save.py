@@ -17,7 +17,7 @@ import torch
 
 from dtj.checkpoint import paths, reader, storage
 from dtj.checkpoint.objects import Location
-from dtj.checkpoint.owner import Owner
+from dtj.checkpoint.owner import NO_SCORE, Owner
 from dtj.errors import CheckpointError, DamagedError, RecipeError, SupersededError
 
 # Types that torch.load(weights_only=True) loads. Subclasses do not load (numpy's float64 is a float).
@@ -39,11 +39,12 @@ def prepare(owner: Owner, step: int) -> Location:
 
 
 def commit(
-    owner: Owner, step: int, state: dict[str, Any], *, keep: int = paths.KEEP, best: int | None = None
+    owner: Owner, step: int, state: dict[str, Any], *, keep: int = paths.KEEP, score: float = NO_SCORE
 ) -> Location:
     """Write `state` into the prepared place, commit that as the checkpoint of `step`, and return its path.
 
-    keep, best  how many checkpoints to keep, and the step of one more to keep
+    keep   how many checkpoints to keep besides the best one
+    score  of this one, if it has one
     Raise CheckpointError if it cannot be written; then no part of it is left. Raise SupersededError if the
     run's folder belongs to another writer now; then nothing else in it was changed. If that writer came just
     after the commit, the checkpoint stays.
@@ -56,7 +57,8 @@ def commit(
         committed = run.commit(step, owner.writer)
     owner.damaged.discard(committed.name)
     with contextlib.suppress(OSError):  # the checkpoint is written; the next save prunes again
-        _prune(owner, step, keep=keep, best=best)
+        owner.note_score(step, score)
+        _prune(owner, step, keep=keep)
     return committed
 
 
@@ -85,7 +87,7 @@ def check_loadable(value: Any, path: str) -> None:
         )
 
 
-def _prune(owner: Owner, committed: int, *, keep: int, best: int | None) -> None:
+def _prune(owner: Owner, committed: int, *, keep: int) -> None:
     """Delete old checkpoints, unreadable ones, and what is left of unfinished ones."""
     names = owner.storage.names()
     owner.leftovers &= set(names)
@@ -94,6 +96,7 @@ def _prune(owner: Owner, committed: int, *, keep: int, best: int | None) -> None
     later = paths.later(set(names) - unreadable, committed=committed)
     unreadable |= {n for n in later if _is_damaged(owner.run_dir / n)}
     good = set(names) - unreadable
+    best = owner.best["step"] if owner.best else None
     doomed = [*unreadable, *paths.to_remove(good, committed=committed, keep=keep, best=best)]
     own = [n for n in paths.unfinished(names) if n.endswith(f".{owner.writer}.tmp") or n in owner.leftovers]
     if doomed or own:

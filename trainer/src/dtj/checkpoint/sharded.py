@@ -26,6 +26,7 @@ from dtj.checkpoint.objects import Location
 from dtj.checkpoint.shard_files import ShardReader, shard_writer
 from dtj.errors import CheckpointError, DamagedError
 from dtj.parallel.names import state_of
+from dtj.parallel.strategy import as_shard, part_of
 
 Tensors = dict[str, torch.Tensor]
 # What reading damaged metadata raises, and what ShardReader raises if a checksum is wrong.
@@ -152,8 +153,10 @@ def shard_whole_state(state: Any, plan: LoadPlan) -> Any:
     for key, whole in tensors.items():
         if plan.needs(key):
             template = plan.template(key)
-            is_sharded = template is not None and _is_sharded(template)
-            found[key] = _slice(whole, template) if is_sharded else whole
+            if template is not None and _is_sharded(template) and template.shape == whole.shape:
+                found[key] = as_shard(part_of(whole, template).clone(), template)
+            else:
+                found[key] = whole
     return _replace(tree, found, plan)
 
 
@@ -193,12 +196,3 @@ def _replace(tree: Any, found: Tensors, plan: LoadPlan) -> Any:
 
 def _is_sharded(value: Any) -> bool:
     return hasattr(value, "placements")
-
-
-def _slice(whole: torch.Tensor, template: Any) -> torch.Tensor:
-    from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415
-
-    if whole.shape != template.shape:
-        return whole
-    there = whole.to(template.device_mesh.device_type)
-    return distribute_tensor(there, template.device_mesh, template.placements, src_data_rank=None)

@@ -11,7 +11,7 @@ Files are mapped into memory, not read: a rank only reads what it copies, the ro
 import json
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,13 @@ from torch import nn
 
 from dtj.errors import RecipeError, package
 from dtj.parallel import deferred
+from dtj.parallel.strategy import local_part, part_of
 
 _IN_FOLDER = (
     *("model.safetensors.index.json", "model.safetensors"),
     *("pytorch_model.bin.index.json", "pytorch_model.bin"),
 )
+_PREFIXES = ("", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.")
 
 
 class Weights(Mapping[str, torch.Tensor]):
@@ -52,7 +54,7 @@ def read(path: Path) -> Weights:
     """What a file or folder holds; RecipeError if that is anything but tensors by name."""
     return Weights(
         {
-            name.removeprefix("module.").removeprefix("_orig_mod."): mapped
+            name: mapped
             for file in _files(path)
             for name, mapped in (_safetensors if file.suffix == ".safetensors" else _pickled)(file).items()
         }
@@ -69,10 +71,20 @@ def load(model: nn.Module, device: torch.device, *, path: Path) -> None:
     """
     deferred.allocate(model, device)
     wanted: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)
-    found = read(path)
+    found = _without_prefix(read(path), wanted.keys())
     _check(model, wanted, found, path)
     for name in wanted.keys() & found.keys():
-        _copy(found[name], wanted[name].detach())
+        target = wanted[name].detach()
+        local_part(target).copy_(part_of(found[name], target))
+
+
+def _without_prefix(found: Weights, wanted: Set[str]) -> Weights:
+    """Weights without what DDP or torch.compile have put before each name.
+
+    The model may have names that begin with a prefix: what fits the most of its names is taken.
+    """
+    prefix = max(_PREFIXES, key=lambda each: len(wanted & {name.removeprefix(each) for name in found}))
+    return Weights({name.removeprefix(prefix): mapped for name, mapped in found._mapped.items()})
 
 
 def _check(model: nn.Module, wanted: dict[str, torch.Tensor], found: Weights, path: Path) -> None:
@@ -87,20 +99,6 @@ def _check(model: nn.Module, wanted: dict[str, torch.Tensor], found: Weights, pa
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise RecipeError(f"{path} {min(problems)}{more}", fix="build the model that has these weights")
-
-
-def _copy(whole: torch.Tensor, target: Any) -> None:
-    """Copy a tensor into one of the same shape, or its part into a shard."""
-    if hasattr(target, "placements"):
-        # Imported here because it takes half a second, which other strategies need not spend.
-        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # noqa: PLC0415
-
-        sizes, offsets = compute_local_shape_and_global_offset(
-            target.shape, target.device_mesh, target.placements
-        )
-        whole = whole[tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))]
-        target = target.to_local()
-    target.copy_(whole)
 
 
 def _files(path: Path) -> list[Path]:

@@ -4,17 +4,16 @@ Replicated state: rank 0 alone writes. Sharded state: each rank writes its shard
 Process groups are arguments, because a run gets new ones whenever a lost rank is replaced.
 """
 
-import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypedDict, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch.distributed as dist
 
 from dtj.checkpoint import paths, save, storage
 from dtj.checkpoint.objects import Location, locate
-from dtj.checkpoint.owner import Owner
+from dtj.checkpoint.owner import NO_SCORE, Owner
 from dtj.checkpoint.parts import Snapshot
 from dtj.errors import CheckpointError, DamagedError, DtjError, NoSpaceError, RecipeError, SupersededError
 from dtj.ranks import exchange
@@ -24,7 +23,6 @@ from dtj.telemetry import report_pipe
 Group: TypeAlias = "dist.ProcessGroup | None"
 T = TypeVar("T")
 _Fields = list[str]  # of an error: its type, what and fix
-NO_SCORE = -math.inf
 _REPORTED_CHARACTERS = 500  # of a failure; a report must fit into the pipe
 _ERRORS: dict[str, type[DtjError]] = {
     error.__name__: error
@@ -32,20 +30,12 @@ _ERRORS: dict[str, type[DtjError]] = {
 }
 
 
-class Best(TypedDict):
-    """The checkpoint with the highest score, kept besides the newest ones. A checkpoint has it as `best`."""
-
-    step: int
-    score: float
-
-
 @dataclass(kw_only=True, eq=False)
 class Writer:
     """Writes one checkpoint at a time into the folder of a run.
 
     saved_step  step of the newest checkpoint that this rank knows to be committed; None if there is none
-    scored      the committed checkpoint with the highest score, if any has one, and after it saves with
-                higher scores of which this rank does not know whether they were committed
+    score       of the save in progress, NO_SCORE if there is none or it has none
     failure     why the last checkpoint could not be written; None if it was
     owner       rank 0's claim on the folder; None if nothing is saved
     """
@@ -58,16 +48,11 @@ class Writer:
 
     def __post_init__(self) -> None:
         self.saved_step: int | None = None
-        self.scored: list[Best] = []
+        self.score = NO_SCORE
         self.failure: CheckpointError | SupersededError | None = None
         self._thread: threading.Thread | None = None
         self._copy: Snapshot | None = None  # of the last save in the background
         self._group: Group = None  # of the background thread
-
-    @property
-    def highest(self) -> float:
-        """Highest score of any checkpoint, including the save in progress."""
-        return self.scored[-1]["score"] if self.scored else NO_SCORE
 
     def write(self, snapshot: Snapshot, *, score: float, began: float, group: Group) -> None:
         """Write and commit. Every rank of the group calls this. A disk error is stored in `failure`.
@@ -75,24 +60,20 @@ class Writer:
         score  of this checkpoint, NO_SCORE if it has none
         began  clock time at which the save started, for the report
         """
-        self._note(snapshot.step, score)
+        self.score = score
         self._write(snapshot, began=began, group=group)
 
     def _write(self, snapshot: Snapshot, *, began: float, group: Group) -> None:
-        step, best = snapshot.step, self.scored[-1] if self.scored else None
+        step = snapshot.step
         try:
-            folder = self._commit_together(snapshot, best, group)
-        except Exception as error:
-            self.scored = [each for each in self.scored if each["step"] != step]
-            if not isinstance(error, CheckpointError | SupersededError):
-                raise
+            folder = self._commit_together(snapshot, group)
+        except (CheckpointError, SupersededError) as error:
             self.failure = error
             return
+        finally:
+            self.score = NO_SCORE
         self.failure, self.saved_step = None, step
-        if folder is None:  # rank 0 writes it, and may fail or be lost meanwhile
-            return
-        self.scored = self.scored[-1:]
-        if self.is_rank0:
+        if self.is_rank0 and folder is not None:
             report(folder, saveSeconds=round(self.clock() - began, 3), step=step, saveFailure=None)
 
     def start(self, snapshot: Snapshot, *, score: float, began: float, group: Group) -> None:
@@ -103,7 +84,7 @@ class Writer:
             self._group = dist.new_group(  # type: ignore[assignment]
                 backend="gloo", timeout=collective_timeout()
             )
-        self._note(snapshot.step, score)  # now, not once the thread runs
+        self.score = score
         self._copy = snapshot.copied(self._copy)
         self._thread = threading.Thread(
             target=self._write_in_thread,
@@ -121,25 +102,20 @@ class Writer:
         except Exception as error:  # noqa: BLE001 - e.g. of a process group that broke
             self.failure = storage.not_written(self._need_owner().run_dir, snapshot.step, error)
 
-    def _note(self, step: int, score: float) -> None:
-        """A save begins."""
-        if score > NO_SCORE:
-            self.scored = [*self.scored, Best(step=step, score=score)]
-
     def wait(self) -> None:
         """Wait until the save in the background is done."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
-    def _commit_together(self, snapshot: Snapshot, best: Best | None, group: Group) -> Location | None:
+    def _commit_together(self, snapshot: Snapshot, group: Group) -> Location | None:
         """The committed folder; None on ranks that wrote nothing. With shards, an error is raised on all."""
         owner, step = self._need_owner(), snapshot.step
         if self.is_replicated:
             if not self.is_rank0:
                 return None
             save.prepare(owner, step)
-            return self._commit(snapshot, best)
+            return self._commit(snapshot)
         from dtj.checkpoint import sharded  # noqa: PLC0415 - half a second of imports that DDP does not need
 
         pending = on_rank0(lambda: str(save.prepare(owner, step)), group)
@@ -149,16 +125,11 @@ class Writer:
             if self.is_rank0:
                 save.abandon(owner, step)
             raise
-        return locate(on_rank0(lambda: str(self._commit(snapshot, best)), group))
+        return locate(on_rank0(lambda: str(self._commit(snapshot)), group))
 
-    def _commit(self, snapshot: Snapshot, best: Best | None) -> Location:
-        return save.commit(
-            self._need_owner(),
-            snapshot.step,
-            snapshot.tree | {"best": best},  # so that a resumed run keeps it, too
-            keep=self.keep,
-            best=best["step"] if best else None,
-        )
+    def _commit(self, snapshot: Snapshot) -> Location:
+        how: dict[str, Any] = {"keep": self.keep, "score": self.score}
+        return save.commit(self._need_owner(), snapshot.step, snapshot.tree, **how)
 
     def _need_owner(self) -> Owner:
         assert self.owner is not None  # nothing is saved without a folder

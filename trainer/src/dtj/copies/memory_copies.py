@@ -130,18 +130,19 @@ class MemoryCopies:
             slot.age(label): each for each in self.slots if (label := each.label()) and self._is_own(label)
         }
         ages = [*sorted(held, reverse=True), _NONE, _NONE]
-        saved = self.checkpointer.newest_saved()
-        mine = [*ages[0], *ages[1], -1 if saved is None else saved]
+        newest = self.checkpointer.newest_saved()
+        mine = [*ages[0], *ages[1], -1 if newest is None else newest]
         table = exchange.all_gather_numbers(mine, group=group)
         rows = [{(row[0], row[1]), (row[2], row[3])} - {_NONE} for row in table]
-        candidates, why = choose(rows, saved=table[0][4])
+        saved = table[0][4]
+        candidates, why = choose(rows, saved=saved)
         for age in candidates:
             state, problem = self._read(held[age])
             problems = exchange.all_gather_numbers([problem is not None], group=group)
             damaged = [rank for rank, row in enumerate(problems) if row[0]]
             if not damaged:
                 self.checkpointer.claim()
-                self._load(state, age)
+                self._load(state, age, saved)
                 return age[1]
             why = f"the copy of step {age[1]} of rank {damaged[0]} is damaged"
         if any(rows):
@@ -175,13 +176,13 @@ class MemoryCopies:
         if payload is None:
             return None, "its checksum is wrong"
         try:
-            return tree.unpack(payload, self.checkpointer.parts.template), None
+            return tree.unpack(payload, self.checkpointer.parts.templates()), None
         except (CheckpointError, pickle.UnpicklingError, *_MISFITS, AttributeError) as error:
             return None, str(error)
 
-    def _load(self, state: Any, age: Age) -> None:
+    def _load(self, state: Any, age: Age, saved: int) -> None:
         try:
-            self.checkpointer.load_rank_state(state)
+            self.checkpointer.load_rank_state(state, saved=None if saved < 0 else saved)
         except _MISFITS as error:
             for each in self.slots:
                 each.clear()

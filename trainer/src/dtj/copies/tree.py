@@ -15,6 +15,7 @@ import torch
 from dtj.checkpoint import placeholders
 from dtj.checkpoint.save import check_loadable
 from dtj.errors import CheckpointError
+from dtj.parallel.strategy import as_shard, local_part
 
 # path of a tensor in the state -> the tensor that the program has there now
 Template = Callable[[str], "torch.Tensor | None"]
@@ -34,6 +35,7 @@ class Packed:
         check_loadable(tree, "state")
         self._tensors: dict[str, torch.Tensor] = {}  # this rank's parts, by path
         self._records: dict[str, dict[str, Any]] = {}
+        self._places: dict[Any, int] = {}  # by memory and layout: tied weights are copied once
         self._end = 0
         for path, tensor in placeholders.by_path(tensors).items():
             if not tensor.is_meta:
@@ -60,15 +62,17 @@ class Packed:
             tensor = tensor.to_local()
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise CheckpointError("the state holds a sparse or quantized tensor")
+        memory = placeholders.memory_of(tensor) or path
         self._records[path] = {
             "dtype": tensor.dtype,
             "shape": tensor.shape,
             "stride": torch.empty_like(tensor, device="meta").stride(),  # dense
-            "place": self._end,
+            "place": self._places.setdefault(memory, self._end),
             "sharding": sharding,
         }
-        self._tensors[path] = tensor
-        self._end = _aligned(self._end + tensor.numel() * tensor.element_size())
+        if self._places[memory] == self._end:
+            self._tensors[path] = tensor
+            self._end = _aligned(self._end + tensor.numel() * tensor.element_size())
 
 
 def unpack(data: memoryview, template: Template) -> Any:
@@ -88,7 +92,10 @@ def unpack(data: memoryview, template: Template) -> Any:
         own = _tensor_at(data, start + record["place"], record).clone(memory_format=torch.preserve_format)
         if record["sharding"] is None:
             return own
-        return _shard_like(_fitting(template(path), record["sharding"], path), own, path)
+        like = _fitting(template(path), record["sharding"], path)
+        if local_part(like).shape != own.shape:
+            raise CheckpointError(f"{path} is sharded in another way")
+        return as_shard(own, like)
 
     return placeholders.fill(tree, tensor_at)
 
@@ -106,22 +113,6 @@ def _fitting(template: Any, sharding: Any, path: str) -> Any:
     if template is None or (not template.is_meta if sharding is None else _sharding(template) != sharding):
         raise CheckpointError(f"{path} is sharded in another way")
     return template
-
-
-def _shard_like(template: Any, local: torch.Tensor, path: str) -> torch.Tensor:
-    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - slow to import, and loaded if it is needed
-
-    there = template.to_local()
-    if there.shape != local.shape:
-        raise CheckpointError(f"{path} is sharded in another way")
-    return DTensor.from_local(
-        local.to(there.device),
-        template.device_mesh,
-        template.placements,
-        run_check=False,
-        shape=template.shape,
-        stride=template.stride(),
-    )
 
 
 def _sharding(tensor: Any) -> Any:

@@ -267,10 +267,10 @@ class Strategy:
                 module.training = True
 
     def broadcast_buffers(self, model: nn.Module) -> None:
-        """Copy rank 0's buffers to every rank that holds them."""
+        """Copy rank 0's buffers, of which none is sharded, to every rank that holds them."""
         if dist.is_initialized():
             for buffer in model.buffers():
-                broadcast(buffer)
+                broadcast(local_part(buffer))
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -283,6 +283,25 @@ def local_part(whole: Any) -> torch.Tensor:
     """This rank's shard of a weight or gradient; the whole tensor if it is not sharded."""
     local: torch.Tensor = whole.to_local() if hasattr(whole, "to_local") else whole
     return local
+
+
+def part_of(whole: torch.Tensor, like: Any) -> torch.Tensor:
+    """What this rank holds of a whole tensor that is sharded as `like`, of the same shape; a view."""
+    if not hasattr(like, "placements"):
+        return whole
+    # Imported here because it takes half a second, which other strategies need not spend.
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # noqa: PLC0415
+
+    sizes, offsets = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
+    return whole[tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))]
+
+
+def as_shard(local: torch.Tensor, like: Any) -> torch.Tensor:
+    """A DTensor that is sharded as `like`, on its device, of which this rank holds `local`."""
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415
+
+    how = {"shape": like.shape, "stride": like.stride(), "run_check": False}
+    return DTensor.from_local(local.to(like.device), like.device_mesh, like.placements, **how)
 
 
 def move_to_device(model: nn.Module, device: torch.device) -> nn.Module:

@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from dtj.errors import RecipeError, package
+from dtj.errors import RecipeError
+from dtj.telemetry import sinks
 
 TENSORBOARD = "tensorboard:"
 # Fields of a line that are not curves.
@@ -87,21 +88,15 @@ class Table:
 
 
 class TensorBoard:
-    """Event files; TensorBoard hides the steps that are repeated after a restart (purge_step)."""
+    """Event files; TensorBoard hides the steps that are repeated after a restart."""
 
     def __init__(self, folder: Path, *, step: int) -> None:
-        tensorboard = package(
-            "torch.utils.tensorboard",
-            f"--metrics {TENSORBOARD}... needs the package tensorboard, which is not installed",
-            fix="pip install tensorboard, or write a .jsonl or .csv file",
-        )
-        self._writer: Any = tensorboard.SummaryWriter(folder, purge_step=step + 1 if step else None)
+        self._sink = sinks.TensorBoard(folder)
+        self._sink.open(step + 1)
 
     def write(self, reading: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
-            for name, value in curves(reading):
-                self._writer.add_scalar(name, value, reading["step"])
-            self._writer.flush()
+            self._sink(reading["step"], dict(curves(reading)))
 
 
 def absolute(target: str) -> str:

@@ -28,21 +28,23 @@ class TensorBoard:
 
     def __init__(self, folder: str | Path, *, config: Mapping[str, Any] | None = None) -> None:
         _check_installed("tensorboard")
-        self._folder, self._config, self._writer = folder, config, None
+        self._folder, self._config = folder, config
+        self._writer: Any = None
 
     def __call__(self, step: int, values: dict[str, float]) -> None:
-        self._writer = writer = self._writer or self._open(step)
+        if self._writer is None:
+            self.open(step)
         for name, value in values.items():
-            writer.add_scalar(name, value, step)
-        writer.flush()
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
 
-    def _open(self, step: int) -> Any:
-        writer = import_module("torch.utils.tensorboard").SummaryWriter(self._folder, purge_step=step)
+    def open(self, step: int) -> None:
+        """Open the first file. Called for the first line, which is of `step`; OSError if it cannot be."""
+        tensorboard = import_module("torch.utils.tensorboard")
+        self._writer = tensorboard.SummaryWriter(self._folder, purge_step=step)
         if self._config:
-            writer.add_text(
-                "config", f"```\n{json.dumps(dict(self._config), indent=2, default=str)}\n```", step
-            )
-        return writer
+            config = json.dumps(dict(self._config), indent=2, default=str)
+            self._writer.add_text("config", f"```\n{config}\n```", step)
 
 
 class WandB:
