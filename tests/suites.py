@@ -27,8 +27,11 @@ PROJECTS = ("pyproject.toml", "operator/pyproject.toml", "trainer/pyproject.toml
 PROSE = (*sorted({*PAGES, *CODE}), ".ci", "Makefile", "crds", "images", *PROJECTS)
 DOCKERFILES = tuple(sorted(map(str, (ROOT / "images").rglob("Dockerfile*"))))
 PYTEST = ("pytest", "-q", "--durations=10")
-_OF_UNIT = ("chart", "crd", "images", "dtj_operator/test_schema.py")
-READ_FILES = ("tests/contract", "tests/docs", *(f"tests/unit/{name}" for name in _OF_UNIT))
+READ_FILES = (
+    *("tests/contract", "tests/docs", "tests/unit/chart", "tests/unit/crd", "tests/unit/images"),
+    *("tests/unit/dtj/test_local_manifest.py", "tests/unit/dtj_client/test_cli.py"),
+    *("tests/unit/dtj_client/test_submission.py", "tests/unit/dtj_operator/test_schema.py"),
+)
 BUSY_PROCESSES = 4
 
 Command = tuple[str, ...]  # a program of the virtual environment and its arguments

@@ -28,6 +28,7 @@ os.environ.setdefault("GOGC", "400")
 LIMIT_S = 300  # default for a test; longer than any wait in a test, so that the error of the wait is shown
 
 
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
 def pytest_configure_node(node: Any) -> None:
     """Let the workers of pytest-xdist fork operators from one server, and it begin with its imports now."""
     node.workerinput["forkserver"] = forked.serve(warm())

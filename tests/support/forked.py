@@ -40,6 +40,8 @@ def join(address: str) -> None:
     The workers of pytest-xdist share one: what it imports takes 5 s of CPU time.
     """
     server: Any = forkserver._forkserver
+    if hasattr(server, "_forkserver_authkey"):  # Python 3.14: it serves only the process that started it
+        return
     server._forkserver_address = address
     _, server._forkserver_alive_fd = os.pipe()  # each child gets it, to reach the server as its parent does
     server.ensure_running = resource_tracker.ensure_running
