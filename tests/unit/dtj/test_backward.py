@@ -147,6 +147,18 @@ def test_stale_gradients_are_the_mean_over_the_tokens_of_all_ranks_at_that_time(
     torch.testing.assert_close(gradients(model), reference()[1], rtol=1e-5, atol=1e-6)
 
 
+def test_stale_gradients_of_half_precision_are_sent_in_half_precision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[torch.Tensor] = []
+    monkeypatch.setattr(dist, "all_reduce", lambda vector, **_: sent.append(vector))
+    strategy = Stale(lay_out("ddp", "", World(size=2)), CPU, delay=1)
+    strategy.weights = [nn.Parameter(torch.ones(4, dtype=torch.bfloat16))]
+    strategy.weights[0].grad = torch.ones(4, dtype=torch.bfloat16)
+    strategy.end_backward()
+    assert [(each.dtype, each.tolist()) for each in sent] == [(torch.bfloat16, [0.5] * 5)]
+
+
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("counts", [True, False])
 def test_gradients_of_an_earlier_loss_stay(precision: str, counts: bool) -> None:

@@ -11,6 +11,7 @@ import threading
 from collections import Counter, OrderedDict, defaultdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -83,6 +84,19 @@ def test_save_keeps_as_many_as_asked_for_and_the_best(tmp_path: Path) -> None:
     commit(Owner(run, {}), 4, keep=1)
     assert names(run) == ["step-2", "step-4"]
     assert json.loads((run / paths.BEST_FILE).read_text()) == {"step": 2, "score": 0.5}
+
+
+def test_best_checkpoint_is_noted_by_a_later_save_if_the_disk_was_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = Owner(tmp_path, {})
+    commit(owner, 1, score=0.5)
+    with monkeypatch.context() as full:
+        full.setattr(owner.storage, "replace", Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
+        commit(owner, 2, score=0.9)
+    owner.claim()  # as it does if its record was removed
+    commit(owner, 3)
+    assert json.loads((tmp_path / paths.BEST_FILE).read_text()) == {"step": 2, "score": 0.9}
 
 
 def test_best_checkpoint_that_is_damaged_or_removed_counts_no_more(tmp_path: Path) -> None:

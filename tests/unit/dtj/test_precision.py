@@ -54,6 +54,20 @@ def test_overflow_skips_the_step_and_halves_the_scale(
     assert precision.scale == 32768
 
 
+def test_rank_that_joins_between_two_passes_skips_the_step_after_an_overflow_too() -> None:
+    weights = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+    ranks = [Precision("fp16", torch.device("cpu")) for _ in weights]
+    for precision, weight in zip(ranks, weights, strict=True):
+        precision.watch(torch.optim.SGD([weight], lr=1.0))
+    weights[0].grad = torch.full((3,), float("inf"))
+    ranks[0].unscale([weights[0]], all_finite=bool)
+    ranks[1].load_state_dict(ranks[0].state_dict())
+    for precision, weight in zip(ranks, weights, strict=True):
+        weight.grad = torch.ones(3)  # of the second pass
+        precision.drop_overflowed()
+        assert weight.grad is None
+
+
 def test_scale_grows_after_many_good_steps() -> None:
     precision = Precision("fp16", torch.device("cpu"))
     precision.load_state_dict({"scale": 8.0, "good_steps": 1998})

@@ -52,6 +52,7 @@ class Owner:
         self.leftovers: frozenset[str] = frozenset()
         self.damaged: set[str] = set()
         self.best: Best | None = None
+        self._is_noted = True  # in the file that says which one it is
         self._job = env.get(contract.JOB, "")
         self._shared = _SHARED if self._job else 0
         self._generation = int(env.get(contract.GENERATION) or 1)
@@ -70,7 +71,9 @@ class Owner:
         names = self.storage.names()
         self.leftovers = frozenset(paths.unfinished(names))
         match self._content(paths.BEST_FILE):
-            case {"step": int(step), "score": float(score)} if paths.name_of(step) in names:
+            case {"step": int(step), "score": float(score)} if (
+                self._is_noted and paths.name_of(step) in names
+            ):
                 self.best = Best(step=step, score=score)
         self._has_claimed = True
 
@@ -85,8 +88,10 @@ class Owner:
     def note_score(self, step: int, score: float) -> None:
         """The checkpoint of `step` is committed: it is the best one, if its score is the highest."""
         if score > (self.best["score"] if self.best else NO_SCORE):
-            self.best = Best(step=step, score=score)
+            self.best, self._is_noted = Best(step=step, score=score), False
+        if self.best and not self._is_noted:  # also if that failed after an earlier save
             self.storage.replace(paths.BEST_FILE, json.dumps(self.best).encode(), writer=self.writer)
+            self._is_noted = True
 
     def _read(self) -> dict[str, Any]:
         found = self._content(paths.OWNER_FILE)

@@ -45,7 +45,9 @@ class Stale(Replicated):
     @torch.no_grad()
     def _exchange(self) -> None:
         share = 1 / self.layout.data_size if self._count is None else self._count
-        one = torch.ones(1, device=self.device)
+        # A count needs float32; without one, half the bytes are sent if the model has half precision.
+        kind = self.weights[0].dtype if self._count is None else torch.float32
+        one = torch.ones(1, dtype=kind, device=self.device)
         own = torch.cat([*(_gradient(p).reshape(-1) for p in self.weights), one]).mul_(share)
         self._count = None
         self._pending.append((own, dist.all_reduce(own, async_op=True)))

@@ -128,7 +128,8 @@ def backward(loss_of: LossOf, batch: Batch, *, strategy: Strategy, precision: Pr
     """Add the gradients of the mean loss over the global batch to every parameter's `.grad`.
 
     loss_of  micro-batch -> () tensor, the *mean* loss of its samples; or (mean loss, what it is a mean over)
-    Returns () on the device, detached: its mean over the ranks is the loss of the global batch.
+    Returns () on the device, detached: its mean over the ranks is the loss of the global batch. With counts
+    and --sync local or stale it is the loss of this rank's tokens, and 0 if it had none.
     """
     weights = Weights(batch, strategy=strategy, precision=precision)
 

@@ -98,12 +98,20 @@ class Precision:
         """After a step of any optimizer."""
         self._overflowed -= _parameters(optimizer)
 
-    def state_dict(self) -> dict[str, float]:
-        """The scale, and how many steps without overflow it has had."""
-        return {"scale": self.scale, "good_steps": self._good_steps}
+    def state_dict(self) -> dict[str, Any]:
+        """The scale, how many steps without overflow it has had, and which optimizers skip their next step.
 
-    def load_state_dict(self, state: dict[str, float]) -> None:
+        A rank that joins between two passes of a step must skip it, too.
+        """
+        trained = enumerate(map(_parameters, self._optimizers))
+        skip = [number for number, each in trained if not each.isdisjoint(self._overflowed)]
+        return {"scale": self.scale, "good_steps": self._good_steps, "skip": skip}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """What `state_dict` returned for the same optimizers."""
         self.scale, self._good_steps = state["scale"], int(state["good_steps"])
+        skip = (_parameters(self._optimizers[number]) for number in state.get("skip", ()))
+        self._overflowed = set().union(*skip)
 
 
 def _parameters(optimizer: Optimizer) -> set[nn.Parameter]:
