@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dtj.models.gpt import GPT, Shape
+from dtj.models.gpt import GPT
 from dtj.telemetry import metric_files
-from tests.process.dtj.conftest import PROGRAMS, Finished
+from tests.process.dtj.conftest import PROGRAMS, SHAPE, Finished
 
 Finish = Callable[..., Finished]
 
@@ -68,7 +68,6 @@ def test_all_metric_targets_and_mfu_of_one_run(finish: Finish, tmp_path: Path) -
     assert 0 <= last["dataWait"] <= 1
     assert 0 < last["stepSecondsP50"] <= last["stepSecondsP99"]
     assert last["memoryBytes"] > 1e6
-    shape = Shape(vocabulary=32, context=8, layers=3, heads=4, width=16)  # as the program has it
-    expected = flops_per_token(GPT(shape)) * shape.context / 2
+    expected = flops_per_token(GPT(SHAPE)) * SHAPE.context / 2
     found = last["mfu"] * 1e9 / last["samplesPerSecond"]
     assert found == pytest.approx(expected, rel=0.1), "operations of one rank for one sample"

@@ -102,13 +102,16 @@ def delayed(by: int) -> GPT:
     return net
 
 
-def run(finish: Finish, out: Path, *flags: object, steps: int = STEPS) -> dict[str, torch.Tensor]:
+def run(
+    finish: Finish, out: Path, *flags: object, steps: int = STEPS, **env: object
+) -> dict[str, torch.Tensor]:
     out.mkdir(exist_ok=True)
     ended = finish(
         *("run", "--nproc", 2, "--checkpoint", out / "run", *flags, PROGRAMS / "gpt.py"),
         OUT=out,
         SGD=1,
         STEPS=steps,
+        **env,
     )
     assert ended.code == 0, ended.err
     return weights(out, steps)
@@ -169,10 +172,10 @@ def test_slow_rank_delays_the_others_only_when_they_are_at_most_steps_ahead(
 
 
 def test_checkpoints_wait_for_the_next_sync_point_but_a_score_brings_it_forward(
-    finish: Finish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finish: Finish, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("SCORES", "-inf,-inf,-inf,5,-inf,-inf,3,-inf")
-    run(finish, tmp_path, "--sync", "local:3", "--save-every", 2, "--keep", 9)
+    scores = "-inf,-inf,-inf,5,-inf,-inf,3,-inf"
+    run(finish, tmp_path, "--sync", "local:3", "--save-every", 2, "--keep", 9, SCORES=scores)
     assert sorted(p.name[5:] for p in (tmp_path / "run").glob("step-*")) == ["3", "4", "6", "8"]
 
 
