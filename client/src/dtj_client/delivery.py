@@ -81,8 +81,11 @@ def prepare(
     code   False: the image has the code, so that only `extra` is sent
     claim  for code that is too large for a ConfigMap; empty: that of the checkpoints, if the job has one
     """
-    for what, given in (("requirements", request.requirements), ("a claim for code", claim)):
-        if given and not code:
+    for what, useless in (
+        ("requirements", request.requirements and not code),
+        ("a claim for code", claim and not (code or extra)),
+    ):
+        if useless:
             fix = "leave it out: an image that has the code has its packages, too"
             raise ClientError(f"no code is sent, so there is no use for {what}", fix)
     if code or extra:

@@ -84,15 +84,19 @@ class Patience:
         else:
             self._silent_since = 0.0
 
-    def ask(self, question: Callable[[], T]) -> T:
-        """Ask until there is an answer; the last error if there is none for PATIENCE_S."""
+    def ask(self, question: Callable[[], T], ends: float | None = None) -> T:
+        """Ask until there is an answer; the last error if there is none for PATIENCE_S.
+
+        ends  of the clock: then it raises TimeoutError
+        """
         answers: list[T] = []
         while True:
             with self.forgiving():
                 answers.append(question())
             if answers:
                 return answers[0]
-            if self._over.wait(_RETRY_S):
+            left = _RETRY_S if ends is None else min(_RETRY_S, ends - self._clock())
+            if left <= 0 or self._over.wait(left):
                 raise TimeoutError("no answer so far")
 
 

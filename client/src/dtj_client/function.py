@@ -103,15 +103,24 @@ def _source(name: str, value: Any) -> str:
 def _text(value: Any) -> str:
     """The lines of a function or class. Raises OSError or TypeError.
 
-    inspect does not know in which cell of a notebook a class is; IPython puts the cells into linecache.
+    inspect does not know in which cell of a notebook a class is. IPython puts the cells into linecache, where
+    one that runs again keeps its first place, and into _ih in the order in which they run.
     """
     try:
         return inspect.getsource(value)
     except (OSError, TypeError):
-        cells = {name: each[2] for name, each in linecache.cache.items() if len(each) == 4}
-        for lines in [cells[name] for name in reversed(cells) if not Path(name).exists()]:  # the last counts
+        cells = [
+            each[2] for name, each in linecache.cache.items() if len(each) == 4 and not Path(name).exists()
+        ]
+        ran = [
+            each.splitlines(keepends=True) for each in getattr(sys.modules.get(value.__module__), "_ih", ())
+        ]
+        methods = [each for each in vars(value).values() if isinstance(each, FunctionType)]
+        own = [each for each in methods if each.__qualname__.startswith(f"{value.__qualname__}.")]
+        its = [linecache.getlines(each.__code__.co_filename) for each in own]
+        for lines in reversed([*cells, *ran, *its]):  # the last counts
             with contextlib.suppress(SyntaxError):  # of another cell
-                for node in ast.parse("".join(lines)).body:
+                for node in reversed(ast.parse("".join(lines)).body):
                     if isinstance(node, ast.ClassDef) and node.name == value.__qualname__:
                         first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
                         return "".join(lines[first - 1 : node.end_lineno])

@@ -221,7 +221,7 @@ class Job:
     def wait(self, timeout: float | None = None) -> str:
         """Wait until the job has finished and return its phase. Raises TimeoutError after `timeout` s."""
         ends = None if timeout is None else time.monotonic() + timeout
-        found, patience = self._first(lambda: self.status), Patience()
+        found, patience = self._first(lambda: self.status, ends), Patience()
         while found.phase not in FINAL:
             done, _, steps = found.step.partition("/")
             if steps:
@@ -254,14 +254,14 @@ class Job:
         ends = None if timeout is None else time.monotonic() + timeout
         with self._saying_that_it_stays(is_suspended):
             patience = Patience(over=self._over)
-            pods = running = patience.ask(self.running_pods)
+            pods = running = patience.ask(self.running_pods, ends)
             while running:
                 self.progress(pods - running, pods)
                 self._sleep(ends, f"{self.name}: {running} pods still run; the job is suspended")
                 with patience.forgiving():
                     running = self.running_pods()
             with contextlib.suppress(GoneError):  # an earlier question may have had its effect
-                patience.ask(self.delete)
+                patience.ask(self.delete, ends)
 
     def running_pods(self) -> int:
         """Return how many pods have not ended."""
@@ -274,9 +274,9 @@ class Job:
     def _change(self, spec: Json) -> None:
         self.kubectl.patch(KIND, self.name, {"spec": spec})
 
-    def _first(self, question: Callable[[], T]) -> T:
+    def _first(self, question: Callable[[], T], ends: float | None = None) -> T:
         """The first of many answers: an API server that has too much to do is asked again."""
-        return Patience(kind=UnansweredError, over=self._over).ask(question)
+        return Patience(kind=UnansweredError, over=self._over).ask(question, ends)
 
     def _sleep(self, ends: float | None, message: str) -> None:
         """Wait for the next poll. Raises TimeoutError with the message once the time is over."""

@@ -17,6 +17,13 @@ DEEPSPEED_FIX = (
     "write torchrun instead: deepspeed.init_distributed() reads its variables; the local rank is in "
     "LOCAL_RANK, not in --local_rank"
 )
+# Python with its own options, before a module or file that starts the ranks of a pod itself.
+_LAUNCHER_IN_PYTHON = re.compile(
+    r"\S*python[0-9.]* (?:-[bBdEiIOPqsSuvx]+ |-[XW] ?\S+ )*"
+    r"(?:-[bBdEiIOPqsSuvx]*m ?(?:torch\.distributed\.(?:run|launch)|accelerate\.commands\.\S+|dtj"
+    r"|deepspeed\.launcher\.\S+|lightning(?:[._]fabric\S*)?)"
+    r"|(?:\S*/)?(?:torchrun|accelerate|accelerate-launch|deepspeed|dtj))(?: |$)"
+)
 _THIS_MACHINE = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[?::1\]?)(:\d+)?")
 
 
@@ -62,7 +69,7 @@ def count_processes(spec: Json, *, of_pods: bool = False) -> str:
     if sum(int(each) for each in gpus if str(each).isdecimal()) < 2:
         return ""
     program = words[0].rpartition("/")[2]
-    if re.fullmatch(r"python[0-9.]*", program) and not torchrun.clean(words) and not accelerate.clean(words):
+    if re.fullmatch(r"python[0-9.]*", program) and not _LAUNCHER_IN_PYTHON.match(" ".join(words)):
         spec["processesPerReplica"] = 1
         return (
             f"processesPerReplica: 1: {program} starts one process in each pod; with torchrun or dtj run as "

@@ -46,9 +46,9 @@ _ASSIGNS = re.compile(r"(?:^|[\s;&|])(\w+)\+?=")
 _COMPUTED = re.compile(r"\$\((?!\()|`")  # the output of a program; not $((1 + 1))
 _END = re.compile(r"\s*(?:\|\s*tee\s+(?:-a\s+)?[^\s|;&<>]+|2>&1|[12&]?>>?\s*[^\s|;&<>]+|&)\s*$")
 _NEXT = re.compile(r";|&&")
-_STEP = re.compile(  # a command that is meant to succeed, so that what follows && is meant to run
-    r"\w+=|(?:exec\s+)?(?:\S*/)?(?:cd|pushd|source|\.|module|ml|mkdir|export|set|unset|ulimit|conda|mamba|pip|echo"
-    r"|date|cp|rm|ln|tar|srun|torchrun|python3?|accelerate)(?:\s|$)"
+_TEST = re.compile(  # a command that may well fail, so that what follows && runs perhaps; $DEBUG may be false
+    r"!|\[|\$\w+$|(?:\S*/)?(?:test|false|[efz]?grep|command|which|type|hash|cmp|diff|ls|stat|read|mountpoint|pgrep)"
+    r"(?:\s|$)"
 )
 # What is quoted, and references: in these the shell expands no names of files.
 _OF_THE_SHELL = re.compile(r"""\\.|"(?:\\.|[^"\\])*"|'[^']*'|\$\(.*\)|\$\{[^{}]*\}|\$.|`[^`]*`""")
@@ -197,9 +197,9 @@ def _commands(line: str) -> list[str]:
         return [line]
     begin, found = 0, []
     for end in _NEXT.finditer(hidden):
-        command = line[begin : end.start()].strip()
-        if end[0] == ";" or _STEP.match(command):
-            found.append(command)
+        last = hidden[begin : end.start()].rpartition("|")[2].strip()  # of a pipe
+        if end[0] == ";" or not _TEST.match(last):
+            found.append(line[begin : end.start()].strip())
             begin = end.end()
     return [*found, line[begin:].strip()]
 

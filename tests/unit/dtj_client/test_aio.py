@@ -76,6 +76,27 @@ async def test_first_question_is_asked_again_if_the_api_server_is_busy() -> None
         await found.wait()
 
 
+class Silent(Phases):
+    """A cluster that gives no answer about the job, or none about its pods."""
+
+    def job(self, name: str) -> Json:
+        if not _PHASES:
+            raise UnansweredError("TLS handshake timeout")
+        return super().job(name)
+
+    def pods(self, _name: str) -> list[Json]:
+        raise UnreachableError("no answer")
+
+
+async def test_first_question_without_an_answer_ends_with_the_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(errors, "PATIENCE_S", 5.0)
+    for _PHASES[:], call in (([], "wait"), (["Succeeded"], "stop")):
+        with pytest.raises(TimeoutError):
+            await getattr(aio.Job("digits", Silent()), call)(timeout=0)
+
+
 class Stopping(Phases):
     """A cluster that gives no answer to the first question about pods and to the first deletion."""
 

@@ -430,6 +430,14 @@ wait
     ]
 
 
+_STEPS = (
+    "nvidia-smi | tee a",
+    "./setup.sh",
+    "uv sync",
+    'eval "$(conda shell.bash hook)" && conda activate a',
+)
+
+
 @pytest.mark.parametrize(
     ("line", "command"),
     [
@@ -437,6 +445,7 @@ wait
         (r'python -c "import a; print(\"b;\")"', ["python", "-c", 'import a; print("b;")']),
         ("cd /app && python train.py", ["python", "train.py"]),
         ("clear; srun python 'a;b.py' && echo done; date", ["python", "a;b.py"]),
+        *((f"{step} && python train.py", ["python", "train.py"]) for step in _STEPS),
         ("if true; then python a.py; fi", None),
         ("python a.py || python b.py; date", None),
         ("python train.py 'a' | grep b", None),
@@ -461,6 +470,10 @@ def test_script_whose_quote_has_no_end_is_read_line_by_line() -> None:
         ("}", ["}"]),
         ("[ -f a ] && export A=5", ["[ -f a ] && export A=5"]),
         ("[[ -f a ]] && cd b && python b.py; date", ["[[ -f a ]] && cd b && python b.py", "date"]),
+        *(
+            (f"{test} && A=5", [f"{test} && A=5"])
+            for test in ("! a", "a | grep -q '|'", "$DEBUG", "/bin/test a")
+        ),
     ],
 )
 def test_what_runs_perhaps_or_never_is_listed_only(lines: str, notes: list[str]) -> None:

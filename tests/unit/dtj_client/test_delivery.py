@@ -53,12 +53,25 @@ def test_large_code_goes_into_a_claim(folder: Path, template: Json, claim: str, 
 def test_claim_for_code_is_refused_without_code(tmp_path: Path) -> None:
     with pytest.raises(ClientError, match="no code is sent, so there is no use for a claim for code"):
         api.submit("train.py", code=False, code_claim="runs", folder=tmp_path)
+    request, file = Request(name="digits", command=["run_a.py"]), {"run_a.py": ""}
+    made = delivery.prepare(request, {}, None, file, code=False, claim="runs")
+    assert made.archive is not None, "a function is sent also if the image has the code that it uses"
 
 
 @pytest.mark.parametrize("code", [True, False])
 def test_python_is_one_rank_in_a_pod_with_several_gpus(tmp_path: Path, code: bool) -> None:
     """Else the operator would count a rank for each GPU, of which only one would start."""
-    for words, processes in ((["python", "train.py"], 1), (["torchrun", "train.py"], None)):
+    for text, processes in (
+        *(("python train.py", 1), ("torchrun train.py", None), ("python -m dtj.recipes.a", 1)),
+        *(("python -m lightning_train", 1), ("python -u train.py torchrun", 1), ("python -c dtj", 1)),
+        *(("python -um torch.distributed.run a.py", None), ("python3.11 -mtorch.distributed.launch a", None)),
+        *(("python -X dev -W error -B -m dtj run a.py", None), ("python /opt/conda/bin/torchrun a.py", None)),
+        *(
+            ("python -m accelerate.commands.accelerate_cli launch a.py", None),
+            ("python3 -m lightning fabric", None),
+        ),
+    ):
+        words = text.split()
         request = Request(name="digits", command=words, gpus=4)
         made = delivery.prepare(request, {}, tmp_path, code=code)
         assert made.job["spec"].get("processesPerReplica") == processes

@@ -1,6 +1,7 @@
 """A function as a program of its own."""
 
 import builtins
+import contextlib
 import functools
 import json
 import linecache
@@ -97,6 +98,24 @@ def test_class_of_a_cell_has_the_same_fields(
     sent.uses_options()
     assert capsys.readouterr().out == "['rate'] Options(rate=None)\n"
     assert "old" not in program
+
+
+def test_class_of_a_cell_that_runs_again_is_the_one_that_the_kernel_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A kernel names a cell by what it says, so the last one of linecache is not the last that ran."""
+    first = "class C:\n    number = 1\n    def f(self): pass\nclass D:\n    number = 1\ndef uses(): C, D\n"
+    ran, failed = [first, first.replace("1", "2"), first], "1 / 0\nclass C:\n    number = 3\n"
+    notebook = ModuleType("of_a_kernel")
+    vars(notebook)["_ih"] = ["", *ran, failed]
+    monkeypatch.setitem(sys.modules, notebook.__name__, notebook)
+    for cell in (*ran, failed):
+        name = f"<{hash(cell)}>"
+        monkeypatch.setitem(linecache.cache, name, (len(cell), None, cell.splitlines(keepends=True), name))
+        with contextlib.suppress(ZeroDivisionError):
+            exec(compile(cell, name, "exec"), vars(notebook))
+    program = as_program(notebook.uses)
+    assert [line for line in program.splitlines() if "number" in line] == ["    number = 1"] * 2
 
 
 def test_annotations_are_not_sent() -> None:

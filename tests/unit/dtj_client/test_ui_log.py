@@ -58,12 +58,14 @@ def test_each_line_is_shown_once_and_no_line_is_lost() -> None:
 
 def test_reading_continues_after_an_answer_that_no_one_expected(monkeypatch: pytest.MonkeyPatch) -> None:
     feed = Feed(Cluster(), JOB)
-    monkeypatch.setattr(feed._agent, "status", lambda: None)
-    problems: list[int] = []
+    statuses: list[dict[str, str] | None] = [None, {}]  # the second one cannot be read
+    monkeypatch.setattr(feed._agent, "status", lambda: statuses.pop(0))
+    monkeypatch.setattr(feed._steps, "see", lambda *_: 1 / 0)
+    problems: list[str] = []
 
     def wait(_seconds: float) -> None:
-        problems.append(len(feed.problems()))
-        if not answers:
+        problems.append("; ".join(feed.problems()).partition(":")[0])
+        if len(problems) == 2:
             feed.stop()
 
     monkeypatch.setattr(feed._stopped, "wait", wait)
@@ -71,7 +73,7 @@ def test_reading_continues_after_an_answer_that_no_one_expected(monkeypatch: pyt
     answers[:] = [None, line]  # type: ignore[list-item]
     feed._keep_reading()
     assert [each.loss for each in feed.readings] == [2.5]
-    assert problems == [1, 0]
+    assert problems == ["log of replica 0", "steps of the ranks"]
 
 
 def test_page_that_knows_an_earlier_log_gets_all_lines() -> None:

@@ -43,7 +43,7 @@ class Feed:
         self._logs: dict[tuple[int, ...], Log] = {}
         self._stopped = threading.Event()
         self._lock = threading.Lock()  # of the step times
-        self._no_log: ClientError | None = None
+        self._unread: dict[str, ClientError | None] = {}
 
     def start(self) -> None:
         """Read pods and Events once, then continue in threads."""
@@ -80,7 +80,7 @@ class Feed:
 
     def problems(self) -> list[str]:
         """What cannot be read."""
-        found = {"pods": self._pods.problem, "events": self._events.problem, "log of replica 0": self._no_log}
+        found = {"pods": self._pods.problem, "events": self._events.problem, **self._unread}
         return [f"{what}: {error.message}" for what, error in found.items() if error]
 
     def log(self, replicas: Collection[int], known: str, after: int) -> Json:
@@ -97,13 +97,14 @@ class Feed:
         return {"log": log.id, "lines": lines}
 
     def _keep_reading(self) -> None:
+        reads = {"steps of the ranks": self._read_steps, "log of replica 0": self._read_log}
         while not self._stopped.is_set():
-            try:
-                self._read_steps()
-                self._read_log()
-                self._no_log = None
-            except Exception as error:  # noqa: BLE001 - the page shows it, and the next reading may succeed
-                self._no_log = error if isinstance(error, ClientError) else ClientError(repr(error))
+            for what, read in reads.items():
+                try:
+                    read()
+                    self._unread[what] = None
+                except Exception as error:  # noqa: BLE001 - the page shows it, and the next reading may succeed
+                    self._unread[what] = error if isinstance(error, ClientError) else ClientError(repr(error))
             self._stopped.wait(_READ_S)
 
     def _read_steps(self) -> None:
