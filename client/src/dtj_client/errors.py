@@ -10,6 +10,7 @@ ClientError
 """
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -95,8 +96,8 @@ class Patience:
                 answers.append(question())
             if answers:
                 return answers[0]
-            left = _RETRY_S if ends is None else min(_RETRY_S, ends - self._clock())
-            if left <= 0 or self._over.wait(left):
+            left = math.inf if ends is None else ends - self._clock()
+            if left <= 0 or self._over.wait(min(_RETRY_S, left)):
                 raise TimeoutError("no answer so far")
 
 
