@@ -32,7 +32,7 @@ def test_half_precision_follows_float32_and_saves_float32_weights_and_the_loss_s
     assert losses != pytest.approx(expected, rel=1e-7), "it computed in float32"
     saved = checkpoints.whole(tmp_path / "out" / "run" / f"step-{STEPS}")
     assert {weight.dtype for weight in saved["parts"]["model"].values()} == {torch.float32}
-    scale = {"precision": {"scale": 65536.0, "good_steps": STEPS}}
+    scale = {"precision": {"scale": 65536.0, "good_steps": STEPS, "skip": []}}
     assert saved["extras"] == (scale if "fp16" in flags else {})
 
 
