@@ -140,8 +140,8 @@ def runs(kubectl: Kubectl, shared_volume: str) -> Json:
 
 
 @pytest.fixture
-def shared_volume(kubectl: Kubectl) -> Iterator[str]:
-    """Return the name of a volume that every node can write to, reserved for the namespace's claim `runs`."""
+def shared_volume(kubectl: Kubectl, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Return the name of a volume that every node can write to, reserved for a claim, `runs` by default."""
     name = f"{kubectl.namespace}-runs"
     everywhere = replace(kubectl, namespace=None)
     everywhere("delete", "persistentvolume", name, "--ignore-not-found")  # left by an interrupted run
@@ -150,7 +150,7 @@ def shared_volume(kubectl: Kubectl) -> Iterator[str]:
         "accessModes": ["ReadWriteMany", "ReadWriteOnce"],
         "storageClassName": "",
         "persistentVolumeReclaimPolicy": "Retain",
-        "claimRef": {"namespace": kubectl.namespace, "name": "runs"},
+        "claimRef": {"namespace": kubectl.namespace, "name": getattr(request, "param", "runs")},
         "hostPath": {"path": install.SHARED_FOLDER, "type": "Directory"},
     }
     kubectl.apply(

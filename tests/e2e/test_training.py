@@ -83,6 +83,7 @@ def test_strategies_have_the_losses_of_a_single_process(kubectl: Kubectl):
     assert {name: pytest.approx(expected, abs=2e-4) for name in found} == found
 
 
+@pytest.mark.parametrize("shared_volume", ["checkpointed"], indirect=True)
 @pytest.mark.usefixtures("shared_volume")
 def test_checkpointed_example_resumes_after_a_pod_is_deleted(kubectl: Kubectl):
     *others, job = example("checkpointed")
@@ -103,6 +104,7 @@ def test_checkpointed_example_resumes_after_a_pod_is_deleted(kubectl: Kubectl):
     )
 
 
+@pytest.mark.parametrize("shared_volume", ["elastic"], indirect=True)
 @pytest.mark.usefixtures("shared_volume")
 def test_elastic_example_grows_and_shrinks_while_it_trains(kubectl: Kubectl):
     *others, job = example("elastic")
