@@ -64,7 +64,7 @@ class Job:
     kubectl: Kubectl = field(default_factory=Kubectl, repr=False)
     progress: Progress = field(default_factory=lambda: ignore, repr=False)
     _uids: list[str] = field(default_factory=list, repr=False, compare=False)  # the last one seen
-    _over: threading.Event | None = field(default=None, repr=False, compare=False)  # ends what waits
+    _over: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)  # ends waits
 
     @property
     def manifest(self) -> Json:
@@ -281,7 +281,7 @@ class Job:
     def _sleep(self, ends: float | None, message: str) -> None:
         """Wait for the next poll. Raises TimeoutError with the message once the time is over."""
         left = POLL_S if ends is None else ends - time.monotonic()
-        if left <= 0 or (self._over or threading.Event()).wait(min(POLL_S, left)):
+        if left <= 0 or self._over.wait(min(POLL_S, left)):
             raise TimeoutError(message)
 
     @contextlib.contextmanager

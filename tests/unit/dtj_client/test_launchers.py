@@ -49,11 +49,6 @@ def test_accelerate_launch_has_its_option_for_pods_with_cpus_only() -> None:
         assert found == ["accelerate", "launch", *PLACE, "--cpu", "train.py"]
 
 
-def test_place_is_made_of_variables_that_the_operator_sets() -> None:
-    rendezvous = {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK", "NNODES", "NPROC_PER_NODE"}
-    assert {each.strip("$()") for each in accelerate.PLACE.values()} <= rendezvous
-
-
 def test_options_of_accelerate_without_a_value_are_known() -> None:
     found = find_spec("accelerate")
     assert found is not None

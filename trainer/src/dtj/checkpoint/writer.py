@@ -128,8 +128,7 @@ class Writer:
         return locate(on_rank0(lambda: str(self._commit(snapshot)), group))
 
     def _commit(self, snapshot: Snapshot) -> Location:
-        how: dict[str, Any] = {"keep": self.keep, "score": self.score}
-        return save.commit(self._need_owner(), snapshot.step, snapshot.tree, **how)
+        return save.commit(self._need_owner(), snapshot.step, snapshot.tree, keep=self.keep, score=self.score)
 
     def _need_owner(self) -> Owner:
         assert self.owner is not None  # nothing is saved without a folder

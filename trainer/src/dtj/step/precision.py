@@ -76,7 +76,8 @@ class Precision:
             for parameter in mine:
                 parameter.grad = None
             for trained in map(_parameters, self._optimizers):
-                self._overflowed |= set() if trained.isdisjoint(mine) else trained
+                if not trained.isdisjoint(mine):
+                    self._overflowed |= trained
             self.scale *= _BACKOFF
             self._good_steps = 0
 
@@ -96,7 +97,8 @@ class Precision:
 
     def _forget(self, optimizer: Optimizer, *_: Any) -> None:
         """After a step of any optimizer."""
-        self._overflowed -= _parameters(optimizer)
+        if self._overflowed:  # rarely: a large model has thousands of parameters to go through
+            self._overflowed -= _parameters(optimizer)
 
     def state_dict(self) -> dict[str, Any]:
         """The scale, how many steps without overflow it has had, and which optimizers skip their next step.
