@@ -66,7 +66,8 @@ def convert(text: str) -> list[Converted]:
 
 _NOT_ROOT = (
     "no user was named: pods do not run as root here, so for an image whose user is root write "
-    "securityContext.runAsUser, such as 1000, into spec.template.spec"
+    "securityContext.runAsUser, such as 1000, into spec.template.spec, and the variable "
+    f"HOME={manifest.HOME} into env of its container: a user that the image does not know has / as home"
 )
 _FIX = "give a file with a PyTorchJob, TrainJob or Job, or an sbatch script"
 _BY_HAND = (

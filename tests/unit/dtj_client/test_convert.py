@@ -640,7 +640,9 @@ def test_image_whose_user_is_root_is_mentioned_unless_a_user_is_named() -> None:
     ):
         where["securityContext"] = security
         found = only(yaml.safe_dump(old))
-        assert any("pods do not run as root here" in note for note in found.notes) is is_said
+        notes = [note for note in found.notes if "pods do not run as root here" in note]
+        assert bool(notes) is is_said
+        assert all("HOME=/tmp" in note for note in notes), "a user that the image does not know has / as home"
 
 
 def test_deepspeed_is_named() -> None:
