@@ -14,7 +14,8 @@ from transformers import AutoModelForSequenceClassification, BertConfig
 import dtj
 
 TEXTS = [(f"{a} times {b} is {a * b}.", (a * b) % 2) for a in range(30) for b in range(30)]
-# Or AutoModelForSequenceClassification.from_pretrained(name), with the tokenizer of that name.
+# Or AutoModelForSequenceClassification.from_pretrained(name, dtype=torch.float32), with the tokenizer of that
+# name.
 CONFIG = BertConfig(
     **{"vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
     **{"intermediate_size": 64, "max_position_embeddings": 64, "num_labels": 2},

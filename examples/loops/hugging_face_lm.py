@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, GPT2Config
 import dtj
 
 TEXTS = [f"{a} plus {b} is {a + b}." for a in range(0, 1000, 37) for b in (1, 20, 300)]
-# Or AutoModelForCausalLM.from_pretrained(name, torch_dtype=torch.float32), with the tokenizer of that name.
+# Or AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32), with the tokenizer of that name.
 CONFIG = GPT2Config(
     **{"vocab_size": 256, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 2},
     **{"bos_token_id": 0, "eos_token_id": 0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
