@@ -21,7 +21,7 @@ ON_CPUS = (
 _PROGRAMS = (
     ("accelerate", "launch"),
     ("accelerate-launch",),
-    *((python, "-m", "accelerate.commands.launch") for python in ("python", "python3")),
+    ("python", "-m", "accelerate.commands.launch"),
 )
 _SWITCHES = (  # options without a value
     *("cpu", "debug", "dynamo-use-dynamic", "dynamo-use-fullgraph", "dynamo-use-regional-compilation"),

@@ -73,9 +73,16 @@ def _clean(words: Sequence[str], size: int, program: list[str]) -> Launch:
 
 
 def length_of_program(words: Sequence[str], programs: Sequence[tuple[str, ...]]) -> int:
-    """How many words of the command are the one of these programs that it begins with; 0 if it is none."""
-    begin = (*(words[0].rpartition("/")[2:] if words else ()), *words[1:3])
-    return next((len(each) for each in programs if begin[: len(each)] == each), 0)
+    """How many words of the command are the one of these programs that it begins with; 0 if it is none.
+
+    Any version of python counts as python, with its switches in front of -m.
+    """
+    name = words[0].rpartition("/")[2] if words else ""
+    if not _PYTHON.fullmatch(name):
+        return next((len(each) for each in programs if (name, *words[1 : len(each)]) == each), 0)
+    switches = next((n for n, word in enumerate(words[1:]) if not _SWITCH_OF_PYTHON.fullmatch(word)), 0)
+    begin = ("python", *words[1 + switches : 3 + switches])
+    return switches + len(begin) if begin in programs else 0
 
 
 def take_option(words: list[str], switches: Sequence[str]) -> tuple[str, str, list[str]]:
@@ -108,8 +115,8 @@ def in_a_shell(
 _LAUNCH = "torch.distributed.launch"
 _PROGRAMS = (
     ("torchrun",),
-    *((python, "-m", "torch.distributed.run") for python in ("python", "python3")),
-    *((python, "-m", _LAUNCH) for python in ("python", "python3")),
+    ("python", "-m", "torch.distributed.run"),
+    ("python", "-m", _LAUNCH),
 )
 _DTJ = (("dtj", "run"), ("dtj", "train"))
 SWITCHES_OF_DTJ = (
@@ -117,4 +124,6 @@ SWITCHES_OF_DTJ = (
     *("recompute", "reduce-once", "tf32", "virtual-local-rank"),
 )
 _SWITCHES = ("no-python", "run-path", "use-env")
+_PYTHON = re.compile(r"python[\d.]*")
+_SWITCH_OF_PYTHON = re.compile(r"-[uOBEIPSsqv]+")
 _OF_THE_SHELL = re.compile(r"\$(?!\([A-Z_]+\))")  # Kubernetes replaces the others

@@ -81,6 +81,10 @@ def test_options_of_accelerate_without_a_value_are_known() -> None:
         (["torchrun", "--nnodes=1", "train.py"], "--nnodes 1 would be"),
         (["torchrun", "--nnodes", "4", "train.py"], "--nnodes 4 would be"),
         (["python", "-m", "torch.distributed.run", "--node_rank=0", "a.py"], "--node-rank 0 would be"),
+        (
+            ["/usr/bin/python3.12", "-u", "-B", "-m", "torch.distributed.run", "--standalone", "a.py"],
+            "--standalone would be the same",
+        ),
         (["torchrun", "--rdzv-endpoint=localhost:29400", "a.py"], "--rdzv-endpoint localhost:29400 would"),
         (["torchrun", "--master_addr", "127.0.0.1", "a.py"], "--master-addr 127.0.0.1 would be"),
         (
