@@ -162,7 +162,7 @@ class Settings:
 
     @property
     def lease_namespaces(self) -> Sequence[str]:
-        """Where the Leases are that this process needs in order to act, in the order in which it waits for them.
+        """Where the Leases are that this process needs in order to act, in the order in which it awaits them.
 
         Every operator waits in this order, so no two wait for each other.
         """
