@@ -12,8 +12,9 @@ import platform
 import random
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
+from itertools import compress
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -28,6 +29,7 @@ from dtj_operator.gather import Gatherer
 from dtj_operator.job_metrics import JOBS
 from dtj_operator.kube import optional, paths, rights, wire
 from dtj_operator.kube.api import METADATA_LIST, Api
+from dtj_operator.kube.bounded import bounded
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.cache import Cache, PodCache
 from dtj_operator.kube.caches import Caches
@@ -89,7 +91,10 @@ class App:
         )
         self.jobs = Jobs(self._api, self.queue.add, time.monotonic)
         self._leads = self._takes_over = False
-        self._no_jobs = ""  # why the jobs cannot be read, as far as is known
+        # Why the jobs cannot be read, as far as is known: kopf has not begun yet.
+        self._no_jobs = f"caches not filled yet: {names.PLURAL}"
+        self._unread: Sequence[str | None] = ()  # namespaces whose jobs may not be read, as far as is known
+        self._unlisted: set[str | None] = set()  # those whose last list of jobs failed
         self._lacks = ""  # rights to write that are missing, as far as is known
         pods = PodCache(self._child_changed, self.queue.retry_failed_now, clock=time.monotonic)
         nodes = NodeCache(self._node_changed, clock=time.monotonic)
@@ -172,12 +177,12 @@ class App:
         for lease in self._leases:
             metrics.LEADER.labels(lease.full_name).set_function(lambda: float(self._may_act()))
         for reflector in self._reflectors:
-            self._start_task(f"watch of {reflector.what}", reflector.run())
-        self._start_task("gangs", self._follow(self._gangs, pod_groups_of, self._pod_groups))
-        self._start_task("queues", self._follow(self._kueue, lambda _: WORKLOADS, self._workloads))
-        self._start_task("rights", self._look_at_rights())
-        self._start_task("events", self._recorder.run())
-        self._start_task("leadership", self._lead())
+            self.start_task(f"watch of {reflector.what}", reflector.run())
+        self.start_task("gangs", self._follow(self._gangs, pod_groups_of, self._pod_groups))
+        self.start_task("queues", self._follow(self._kueue, lambda _: WORKLOADS, self._workloads))
+        self.start_task("rights", self._look_at_rights())
+        self.start_task("events", self._recorder.run())
+        self.start_task("leadership", self._lead())
 
     async def stop(self) -> None:
         """Stop all tasks and release the lease."""
@@ -208,6 +213,7 @@ class App:
 
     async def until_served(self) -> None:
         """Wait until the API server serves our kind, and lets the operator read all jobs that it watches."""
+        self._unread = self._namespaces
         while problem := await self._problem_with_jobs():
             if problem != self._no_jobs:
                 _log.warning("cannot watch the jobs; waiting", extra={"error": problem})
@@ -218,18 +224,31 @@ class App:
     async def _problem_with_jobs(self) -> str:
         if not await serves_jobs(self._steady):
             return f"the API server does not serve {names.PLURAL} {names.API_VERSION}: install the CRD"
-        for namespace in self._namespaces:
-            if problem := await missing_right(self._steady, namespace):
-                return f"cannot read the jobs: {problem}"
-        return ""
+        problems = await bounded(partial(missing_right, self._steady), self._unread)
+        self._unread = list(compress(self._unread, problems))
+        return next((f"cannot read the jobs: {problem}" for problem in problems if problem), "")
+
+    def doubtful(self) -> Collection[str]:
+        """Namespaces in which something that the operator needs has failed the last time."""
+        unread = {each.namespace for each in self._required if each.problem}.union(
+            self._unread, self._unlisted
+        )
+        return {name for name in unread if name} | {each.namespace for each in self._leases if each.failed}
 
     async def _look_at_rights(self) -> None:
+        """Ask which rights to write are missing: at the start, and then only if a write was forbidden."""
         while True:
-            lacks = await rights.lacking(self._steady, self._namespaces)
-            if lacks and lacks != self._lacks:
-                _log.error("rights are missing; no job can run", extra={"error": lacks})
-            self._lacks = lacks
-            await asyncio.sleep(RIGHTS_PAUSE_S if lacks else self._settings.resync_s)
+            self._api.forbidden.clear()
+            asked = rights.needed(self._namespaces)
+            while asked := await rights.denied(self._steady, asked):
+                lacks = rights.sentence(asked)
+                if lacks != self._lacks:
+                    _log.error("rights are missing; no job can run", extra={"error": lacks})
+                self._lacks = lacks
+                await asyncio.sleep(RIGHTS_PAUSE_S)
+            self._lacks = ""
+            await asyncio.sleep(self._settings.resync_s)  # quotas and policies forbid too
+            await self._api.forbidden.wait()
 
     async def _follow(self, feature: Feature, source_of: Callable[[str], Source[V]], cache: Cache[V]) -> None:
         """Look now and then whether the API server serves an optional kind, and once it does, watch it.
@@ -241,7 +260,7 @@ class App:
         reflectors = self._reflect(cache)
         self._reflectors = (*self._reflectors, *reflectors)
         for reflector in reflectors:
-            self._start_task(f"watch of {reflector.what}", reflector.run())
+            self.start_task(f"watch of {reflector.what}", reflector.run())
         await feature.until_cached(version, reflectors)
         if self._leads:  # it was installed after the operator
             for key in self._known():
@@ -256,9 +275,9 @@ class App:
         await self._kueue.settled.wait()
         if self._settings.leader_election:
             async for lease in acquire_all(self._leases):
-                self._start_task("lease", lease.keep())
+                self.start_task("lease", lease.keep())
         for number in range(self._settings.workers):
-            self._start_task(f"worker {number}", work(self.queue, self._reconciler))
+            self.start_task(f"worker {number}", work(self.queue, self._reconciler))
         ended = self._with_ended_pods()
         if self._settings.leader_election:
             self._takes_over = True
@@ -296,11 +315,13 @@ class App:
 
     async def _resync(self) -> None:
         """List and reconcile everything from time to time, which limits the harm of a lost event."""
+        clock = asyncio.get_running_loop().time
         while True:
-            if not await self._list_jobs():
-                await asyncio.sleep(LIST_PAUSE_S * self._chance.uniform(0.8, 1.2))
-                continue
-            await asyncio.sleep(self._settings.resync_s)
+            await bounded(self._list_jobs_of, self._namespaces)
+            again_at = clock() + self._settings.resync_s
+            while (left_s := again_at - clock()) > 0:
+                await asyncio.sleep(min(left_s, LIST_PAUSE_S * self._chance.uniform(0.8, 1.2)))
+                await bounded(self._list_jobs_of, [*self._unlisted])
             await self._refill_caches()
             for key in self._known():
                 delay_s = self._chance.uniform(0, self._settings.resync_s / 10)
@@ -325,29 +346,31 @@ class App:
                 _log.warning("relist failed", extra={"what": reflector.what, "error": why})
                 if not reflector.required:
                     return
+                reflector.problem = why
                 await asyncio.sleep(self._chance.uniform(1, 2))
             else:
                 return
 
-    async def _list_jobs(self) -> bool:
-        """List the jobs and queue those with news; return whether it succeeded.
+    async def _list_jobs_of(self, namespace: str | None) -> None:
+        """List the jobs and queue those with news.
 
         Jobs that are known are handled even if the API server cannot list them.
         """
-        jobs: dict[Key, str] = {}
-        versions: list[str] = []
         try:
-            for path in map(paths.jobs, self._namespaces):
-                found, version = await read_list(self._steady, path, wire.decode_names, accept=METADATA_LIST)
-                versions.append(version)
-                metas = (item.metadata for item in found)
-                jobs |= {Key(meta.namespace, meta.name): meta.resource_version for meta in metas}
+            found, version = await read_list(
+                self._steady, paths.jobs(namespace), wire.decode_names, accept=METADATA_LIST
+            )
         except Exception as error:  # noqa: BLE001 - one job must not keep the others from being listed later
-            _log.warning("cannot list the jobs", extra={"error": str(error)})
-            return False
-        for key in self.jobs.note_all(jobs, versions[0]):
+            _log.warning(
+                "cannot list the jobs", extra={"job_namespace": namespace or "all", "error": str(error)}
+            )
+            self._unlisted.add(namespace)
+            return
+        self._unlisted.discard(namespace)
+        metas = (item.metadata for item in found)
+        jobs = {Key(meta.namespace, meta.name): meta.resource_version for meta in metas}
+        for key in self.jobs.note_all(jobs, version, namespace):
             self.queue.add(key, patience_s=BACKLOG_PATIENCE_S)
-        return True
 
     def _known(self) -> set[Key]:
         """Jobs, and jobs that are gone but have left something."""
@@ -375,7 +398,8 @@ class App:
             Reflector(self._steady, cache, namespace, self._chance) for namespace in self._namespaces
         )
 
-    def _start_task(self, name: str, coroutine: Coroutine[Any, Any, Any]) -> None:
+    def start_task(self, name: str, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Run it until the stop; if it ends before, the process exits."""
         task = asyncio.create_task(coroutine, name=name)
         task.add_done_callback(self._task_ended)
         self._tasks.append(task)

@@ -162,9 +162,9 @@ class Settings:
 
     @property
     def lease_namespaces(self) -> Sequence[str]:
-        """Where the Leases are that this process needs in order to act, in the order in which it takes them.
+        """Where the Leases are that this process needs in order to act, in the order in which it awaits them.
 
-        Every operator takes them in this order, so no two wait for each other.
+        Every operator waits in this order, so no two wait for each other.
         """
         return [self.lease_namespace] if self.lease_namespace else self.namespaces or [ALWAYS_THERE]
 

@@ -3,10 +3,12 @@
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import kopf
+from kubernetes.aio.client import Configuration
 
 from dtj_operator import scope
 from dtj_operator.app import App
@@ -18,7 +20,9 @@ from dtj_operator.settings import Settings
 # While nothing listens, the liveness probe of the chart fails; after 20 to 30 s the container is killed.
 RESTART_PAUSE_S = 2.0  # before kopf is started again; doubles up to LONGEST_PAUSE_S
 LONGEST_PAUSE_S = 10.0
-NAMESPACES_S = 5.0  # at a start, a namespace about which there is no answer yet counts as one to serve
+NAMESPACES_S = (
+    5.0  # at a start, a namespace about which there is no answer yet stays as it was; at first: to serve
+)
 CALM_S = 60.0  # kopf has worked if it fails only after this time
 
 _log = logging.getLogger(__name__)
@@ -36,9 +40,9 @@ def run(settings: Settings) -> None:
     the container.
     """
     asyncio.run(config.load())
-    pause_s = RESTART_PAUSE_S / 2
+    pause_s, served = RESTART_PAUSE_S / 2, settings.namespaces
     while True:
-        memo, began = kopf.Memo(), time.monotonic()
+        memo, began = kopf.Memo(served=served), time.monotonic()
         try:
             _run_once(settings, memo)
         except Exception as error:
@@ -53,15 +57,18 @@ def run(settings: Settings) -> None:
             if not memo.get("namespaces_changed"):
                 return
             _log.warning("other namespaces can be served now; starting again")
+        served = memo.served
 
 
 def _run_once(configured: Settings, memo: kopf.Memo) -> None:
-    settings = asyncio.run(_narrowed(configured))
+    settings = asyncio.run(_narrowed(configured, memo.served))
+    memo.served = settings.namespaces
 
-    async def check() -> None:
-        await scope.until_changed(configured, await config.load(), settings.namespaces)
+    async def check(app: App, loaded: Configuration) -> None:
+        memo.served = await scope.until_changed(configured, loaded, settings.namespaces, app.doubtful)
         memo.namespaces_changed = True
         memo.stop.set()
+        await asyncio.Event().wait()  # the process exits if a task of the App ends
 
     if configured.namespaces:
         memo.check_namespaces, memo.stop = check, asyncio.Event()
@@ -78,11 +85,11 @@ def _run_once(configured: Settings, memo: kopf.Memo) -> None:
     )
 
 
-async def _narrowed(settings: Settings) -> Settings:
-    """The settings with only those namespaces that can be served."""
+async def _narrowed(settings: Settings, before: Sequence[str]) -> Settings:
+    """The settings with only those namespaces that can be served; `before`: as in scope.find."""
     if not settings.namespaces:
         return settings
-    found = await scope.find(settings, await config.load(), settings.namespaces, within_s=NAMESPACES_S)
+    found = await scope.find(settings, await config.load(), before, within_s=NAMESPACES_S)
     return replace(settings, namespaces=found)
 
 
@@ -99,7 +106,8 @@ def _registry(settings: Settings) -> kopf.OperatorRegistry:
 
     @kopf.on.startup(registry=registry, errors=kopf.ErrorsMode.PERMANENT)
     async def startup(memo: kopf.Memo, **_: Any) -> None:
-        app = App(settings, await config.load())
+        loaded = await config.load()
+        app = App(settings, loaded)
         try:
             await app.start()
         except OSError as error:
@@ -108,12 +116,11 @@ def _registry(settings: Settings) -> kopf.OperatorRegistry:
             raise
         memo.app = app
         if "check_namespaces" in memo:
-            memo.checking = asyncio.create_task(memo.check_namespaces(), name="check of the namespaces")
+            app.start_task("check of the namespaces", memo.check_namespaces(app, loaded))
 
     @kopf.on.cleanup(registry=registry)
     async def cleanup(memo: kopf.Memo, **_: Any) -> None:
-        if "checking" in memo:
-            memo.checking.cancel()
+        if "stop" in memo:
             memo.stop.set()  # else kopf gives its own task that waits for this another 5 s
         if "app" in memo:
             await memo.app.stop()

@@ -15,6 +15,7 @@ from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import Kubelet
 from tests.integration.operator import process
 from tests.integration.operator.conftest import RIGHTS, Cluster, without
+from tests.support.faultproxy import Fault, FaultProxy
 from tests.support.predicates import phase
 
 EVERYWHERE = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/dtj-operator-dtj-system"
@@ -84,4 +85,31 @@ async def test_namespace_without_rights_keeps_no_other_from_being_served(
 
             await missing.aclose()
             await gone.until(phase("Running"))
+            assert await operator.stop() == 0
+
+
+async def test_namespace_whose_lease_cannot_be_written_keeps_no_other_from_being_served(
+    granted: ControlPlane, helm: Helm, cluster: Cluster, kubelet: Kubelet
+):
+    """As while a webhook refuses it."""
+    other = Cluster(cluster.api, f"closed-{uuid.uuid4().hex[:6]}")
+    granted.kubectl("create", "namespace", other.namespace)
+    grant_in(helm, granted, [cluster.namespace, other.namespace])
+    leases = LEASES.format(other.namespace)
+    await cluster.api.create(leases, {"metadata": {"name": process.LEASE}, "spec": {}})
+    options = {"watch": f"{other.namespace},{cluster.namespace}", "lease": "", "resync_s": 1.0}
+    async with (
+        FaultProxy(granted.url, granted.tls()).serving() as proxy,
+        kubelets.playing(cluster.api, other.namespace),
+    ):
+        refused = Fault(lambda request: request.method == "PUT" and leases in request.path, 403, times=10**6)
+        proxy.inject(refused)
+        async with process.running(granted, server=proxy.url, **options) as operator:
+            await other.submit()
+            await cluster.submit()
+            await cluster.until(phase("Running"))
+            assert "status" not in await other.job()
+
+            proxy.clear()
+            await other.until(phase("Running"))
             assert await operator.stop() == 0

@@ -15,6 +15,7 @@ from dtj_operator import settings
 from dtj_operator.app import BACKLOG_PATIENCE_S, App
 from dtj_operator.job_metrics import JOBS as TABLE
 from dtj_operator.kube import lease, optional, pods
+from dtj_operator.kube.errors import Refused
 from dtj_operator.model.names import Key
 from tests.support.builders import job
 from tests.unit.dtj_operator.kube.server import Json, stall
@@ -32,6 +33,7 @@ class Lists:
     refused   the path that the operator has no right to read
     denied    what it may not do, such as "create pods"
     looked    the jobs that were read, in this order
+    reviews   how often it has asked what it may do
     """
 
     def __init__(self) -> None:
@@ -40,6 +42,7 @@ class Lists:
         self.refused = ""
         self.denied: set[str] = set()
         self.looked: list[str] = []
+        self.reviews = 0
         self.changed = asyncio.Event()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -47,6 +50,8 @@ class Lists:
         if path in self.broken:
             return web.json_response({"message": "exceeded max depth"}, status=500)
         if path.endswith("/selfsubjectaccessreviews"):
+            self.reviews += 1
+            self.changed.set()
             asked = (await request.json())["spec"]["resourceAttributes"]
             allowed = f"{asked['verb']} {asked['resource']}" not in self.denied
             return web.json_response({"status": {"allowed": allowed}}, status=201)
@@ -95,7 +100,8 @@ def named(job: str) -> Json:
 
 
 @contextlib.asynccontextmanager
-async def running(lists: Lists, *flags: str) -> AsyncIterator[App]:
+async def running(lists: Lists, *flags: str, watched: bool = True) -> AsyncIterator[App]:
+    """Run it without kopf, as if the jobs were `watched`."""
     site = web.Application()
     site.router.add_route("*", "/{rest:.*}", lists.handle)
     runner = web.AppRunner(site, access_log=None, shutdown_timeout=0.1)
@@ -105,6 +111,8 @@ async def running(lists: Lists, *flags: str) -> AsyncIterator[App]:
     config.host = f"http://127.0.0.1:{runner.addresses[0][1]}"
     flags = ("--health-port=0", "--metrics-port=0", "--workers=1", *flags)
     app = App(settings.parse(flags, {}), config)
+    if watched:
+        app._no_jobs = ""
     await app.start()
     try:
         yield app
@@ -262,13 +270,16 @@ async def test_of_the_jobs_with_ended_pods_the_latest_comes_first() -> None:
 
 
 class Namespaces(Lists):
-    """Lists of every namespace are empty; counts the watches that are open and the renewals of the Lease."""
+    """Has lists of every namespace; counts the watches that are open and the renewals of the Lease."""
 
     def __init__(self) -> None:
         super().__init__()
         self.watches = self.renewals = 0
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
+        path = request.path
+        if path == self.refused:
+            return await super().handle(request)
         if request.method == "PUT":
             self.renewals += 1
             self.changed.set()
@@ -276,9 +287,67 @@ class Namespaces(Lists):
         if "watch" in request.query:
             self.watches += 1
             self.changed.set()
-        elif request.path.rpartition("/")[2] in KINDS:
-            return web.json_response({"metadata": {"resourceVersion": "1"}, "items": []})
+        elif path.rpartition("/")[2] in KINDS | {"distributedtrainingjobs"}:
+            return web.json_response(
+                {"metadata": {"resourceVersion": "1"}, "items": self.items.get(path, [])}
+            )
         return await super().handle(request)
+
+
+def jobs_of(namespace: str) -> str:
+    return f"/apis/dtj.dev/v1alpha1/namespaces/{namespace}/distributedtrainingjobs"
+
+
+async def test_all_jobs_are_handled_again_while_those_of_one_namespace_cannot_be_listed() -> None:
+    lists = Namespaces()
+    lists.items[jobs_of("ns")] = [named("listed")]
+    lists.refused = jobs_of("deep")
+    async with running(lists, "--namespace=deep,ns", "--no-leader-election", "--resync-seconds=0.01") as app:
+        app.jobs.note(Key("deep", "known"), "1")
+        await until(lists, lambda: {*lists.looked} == {"listed", "known"})
+        assert app.doubtful() == {"deep"}
+
+
+async def test_rights_are_asked_for_again_only_after_a_write_was_forbidden() -> None:
+    lists = Lists()
+    lists.items[JOBS] = [named("known")]
+    async with running(lists, "--no-leader-election", "--resync-seconds=0.01") as app:
+        await until(lists, lambda: lists.looked.count("known") > 4)
+        assert lists.reviews == 7, "it is resynced, and asks no more"
+        lists.refused = "/api/v1/namespaces/ns/pods"
+        with pytest.raises(Refused):
+            await app._api.create(lists.refused, {})
+        await until(lists, lambda: lists.reviews == 14)
+
+
+class Kinds(Namespaces):
+    """Serves the jobs; answers nothing about those of one namespace before it is asked about all of them."""
+
+    def __init__(self, namespaces: int) -> None:
+        super().__init__()
+        self.all = asyncio.Barrier(namespaces)
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        if request.path == "/apis":
+            return web.json_response({"groups": [{"name": "dtj.dev"}]})
+        if request.path == "/apis/dtj.dev/v1alpha1":
+            return web.json_response({"resources": [{"name": "distributedtrainingjobs"}]})
+        if request.path.endswith("/distributedtrainingjobs"):
+            if "watch" in request.query:
+                return web.json_response({})
+            await self.all.wait()
+        return await super().handle(request)
+
+
+async def test_operator_is_ready_once_it_may_read_the_jobs_of_all_namespaces() -> None:
+    lists = Kinds(namespaces=2)
+    lists.broken.add(LEASE)
+    async with asyncio.timeout(60):
+        async with running(lists, "--namespace=a,b", "--lease-namespace=default", watched=False) as app:
+            assert app._readiness_problem() == "caches not filled yet: distributedtrainingjobs"
+            await app.until_served()
+            while app._readiness_problem() is not None:  # noqa: ASYNC110 - the other caches are filled too
+                await asyncio.sleep(0.01)
 
 
 async def test_lease_is_renewed_beside_watches_of_many_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:

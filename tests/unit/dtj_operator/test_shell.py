@@ -4,17 +4,21 @@ import asyncio
 import json
 import logging
 import os
+import resource
 import signal
 import socket
+import sys
+from collections.abc import Collection, Coroutine, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from aiohttp import web
 from kubernetes.aio.client import Configuration
 
-from dtj_operator import scope, settings, shell
+from dtj_operator import __main__, log, scope, settings, shell
+from dtj_operator.app import App
 from dtj_operator.kube import config
 
 
@@ -47,6 +51,7 @@ class Served:
         site.router.add_get("/api", self._answer)
         site.router.add_get("/apis", self._answer)
         self.jobs, self._asked = SimpleNamespace(note=lambda *_: None), set[str]()
+        self._task: asyncio.Task[None] | None = None
         self._runner, self._config = web.AppRunner(site, shutdown_timeout=0.1), config
 
     async def start(self) -> None:
@@ -63,8 +68,103 @@ class Served:
             os.kill(os.getpid(), signal.SIGTERM)
         return web.json_response({"versions": [], "groups": []})
 
+    def doubtful(self) -> Collection[str]:
+        return ()
+
+    def start_task(self, name: str, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._task = asyncio.create_task(coroutine, name=name)
+
     async def stop(self) -> None:
+        if self._task:
+            self._task.cancel()
         await self._runner.cleanup()
+
+
+def test_start_after_a_change_knows_which_namespaces_were_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API server may be too slow to say so again in time."""
+    asked, configuration = asyncio.Event(), Configuration()
+
+    class StopsLater(Served):
+        """Only the second one gets SIGTERM."""
+
+        async def _answer(self, request: web.Request) -> web.Response:
+            if not asked.is_set():
+                self._asked |= {"/never", "/ever"}
+                asked.set()
+            return await super()._answer(request)
+
+        async def stop(self) -> None:
+            assert self._task is not None
+            ended.append(self._task.done())
+            await super().stop()
+
+    async def load() -> Configuration:
+        return configuration
+
+    befores: list[Sequence[str]] = []
+    ended: list[bool] = []
+
+    async def find(_: object, __: object, before: Sequence[str], *, within_s: float) -> Sequence[str]:
+        befores.append(before)
+        return before
+
+    async def until_changed(_: object, __: object, served: Sequence[str], ___: object) -> Sequence[str]:
+        if len(served) == 1:
+            await asyncio.Event().wait()
+        await asked.wait()
+        return served[:1]
+
+    monkeypatch.setattr(config, "load", load)
+    monkeypatch.setattr(shell, "App", StopsLater)
+    monkeypatch.setattr(scope, "find", find)
+    monkeypatch.setattr(scope, "until_changed", until_changed)
+    shell.run(settings.parse(["--namespace=served,gone"], {}))
+
+    assert befores == [["gone", "served"], ["gone"]]
+    assert ended == [False, False], "the process exits if a task of the App ends"
+
+
+def test_check_of_the_namespaces_that_fails_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a namespace that is deleted or created later would never be noticed."""
+    exits: list[int] = []
+    configuration = Configuration()
+
+    class Exits(Served):
+        """Its tasks are those of the real one."""
+
+        _tasks: ClassVar[list[asyncio.Task[Any]]] = []
+        start_task, _task_ended = App.start_task, App._task_ended
+
+    async def load() -> Configuration:
+        return configuration
+
+    async def until_changed(*_: object) -> Sequence[str]:
+        raise ValueError("not an error of the API server")
+
+    monkeypatch.setattr(config, "load", load)
+    monkeypatch.setattr(shell, "App", Exits)
+    monkeypatch.setattr(scope, "find", lambda *_, within_s: asyncio.sleep(0, ("team",)))
+    monkeypatch.setattr(scope, "until_changed", until_changed)
+    monkeypatch.setattr(os, "_exit", exits.append)
+    shell.run(settings.parse(["--namespace=team"], {}))
+
+    assert exits == [1]
+
+
+def test_process_may_open_as_many_files_as_the_system_lets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each watched namespace has four watches, and processes begin with a limit of 1,024 files."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(shell, "run", lambda _: limits.append(resource.getrlimit(resource.RLIMIT_NOFILE)))
+    monkeypatch.setattr(log, "configure", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["dtj-operator"])
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before[1] - 1, before[1]))
+        __main__.main()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+    assert limits == [(before[1], before[1])]
 
 
 @pytest.mark.parametrize("flags", [[], ["--namespace=team"]], ids=["all namespaces", "one namespace"])

@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 import aiohttp
 import msgspec
 from kubernetes.aio.client import Configuration
+from kubernetes.aio.config import ConfigException
 
 from dtj_operator import VERSION, metrics
 from dtj_operator.kube import stream
@@ -47,6 +48,8 @@ class Api:
     identity    name of this process, for the API server's audit log
     may_write   called right before each request that changes something: a process that was frozen in the
                 middle of its work must not continue
+
+    forbidden   set by such a request that is answered with 403
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Api:
         # What stands before the slash is the manager of the fields that we write: for all our pods the same.
         self._session.headers["User-Agent"] = f"dtj-operator/{VERSION} ({identity})"
         self._bucket, self._random, self._may_write = bucket, random, may_write
+        self.forbidden = asyncio.Event()
 
     async def close(self) -> None:
         await self._session.close()
@@ -74,9 +78,11 @@ class Api:
     async def create(self, path: str, body: Json, query: Query = ()) -> bytes:
         return await self._with_retries("POST", path, body, query=query, timeout_s=CREATE_TIMEOUT_S)
 
-    async def update(self, path: str, body: Json, timeout_s: float = CALL_TIMEOUT_S) -> bytes:
+    async def update(
+        self, path: str, body: Json, timeout_s: float = CALL_TIMEOUT_S, query: Query = ()
+    ) -> bytes:
         """Replace; not retried: if the first try succeeded, the resourceVersion in `body` is outdated."""
-        return await self._once("PUT", path, body, timeout_s=timeout_s)
+        return await self._once("PUT", path, body, timeout_s=timeout_s, query=query)
 
     async def patch(self, path: str, body: Json) -> bytes:
         """Merge patch; retried: it has a resourceVersion, or changes nothing the second time."""
@@ -153,12 +159,12 @@ class Api:
         if method != "GET" and not self._may_write():
             raise Withheld(call, 0, "Withheld", "not sent: this process may no longer hold the lease")
         headers = {"Accept": accept}
-        # A token of a service account expires: this call reads it again if it is old.
-        if token := await self._config.get_api_key_with_prefix("BearerToken", alias="authorization"):
-            headers["Authorization"] = token
         if body is not None:
             headers["Content-Type"] = content_type
         try:
+            # A token of a service account expires: this call reads it again if it is old.
+            if token := await self._config.get_api_key_with_prefix("BearerToken", alias="authorization"):
+                headers["Authorization"] = token
             response = await self._session.request(
                 method,
                 f"{self._config.host}{path}{'?' if query else ''}{urlencode(query)}",
@@ -168,9 +174,11 @@ class Api:
                 server_hostname=self._config.tls_server_name,
             )
             metrics.API_REQUESTS.labels(method, str(response.status)).inc()
+            if response.status == 403 and method != "GET":
+                self.forbidden.set()
             if response.status >= 400:
                 raise _error(call, response, await response.read())
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except (aiohttp.ClientError, ConfigException, OSError, TimeoutError) as error:
             metrics.API_REQUESTS.labels(method, "none").inc()
             raise _unavailable(call, error) from error
         return response

@@ -61,14 +61,15 @@ class Jobs:
         self._known.pop(key, None)
         self._copies.pop(key, None)
 
-    def note_all(self, listed: Mapping[Key, str], version: str) -> list[Key]:
-        """Note a list of all jobs, made at this version; return those that are news to this process.
+    def note_all(self, listed: Mapping[Key, str], version: str, namespace: str | None = None) -> list[Key]:
+        """Note a list of all jobs of a namespace (None: of all), made at this version; return what is news.
 
         The watch may have shown more since.
         """
         newer = {key for key, shown in self.shown.items() if later(shown, version)}
         for key in self.shown.keys() - listed.keys() - newer:
-            self.note_gone(key)
+            if namespace in (None, key.namespace):
+                self.note_gone(key)
         return [key for key, each in listed.items() if key not in newer and self.note(key, each)]
 
     async def read(self, key: Key) -> Json:

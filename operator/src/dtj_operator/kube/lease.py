@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from dtj_operator.kube import paths
 from dtj_operator.kube.api import Api, decode
+from dtj_operator.kube.bounded import AT_ONCE, bounded
 from dtj_operator.kube.errors import ApiError, Conflict, NotFound, Unavailable
 from dtj_operator.model import times
 from dtj_operator.model.json import Json
@@ -32,13 +33,14 @@ class Lease:
     """One Lease object, and what this process knows of it.
 
     refused  what the API server said if another try would fail too, as without the right; else empty
+    failed   whether the last try ended without an answer, or with a refusal
     """
 
     def __init__(self, api: Api, namespace: str, name: str, identity: str, wall: Callable[[], float]) -> None:
         self._api, self._wall = api, wall
-        self._namespace, self._name, self._folder = namespace, name, paths.leases(namespace)
+        self.namespace, self._name, self._folder = namespace, name, paths.leases(namespace)
         self._path, self.full_name = f"{self._folder}/{name}", f"{namespace}/{name}"
-        self.identity, self.refused = identity, ""
+        self.identity, self.refused, self.failed = identity, "", False
         self._object: Json = {}  # as last read or written
         self._changed_at = 0.0  # by our own clock: other machines' clocks are not trusted
         self._renewed_at = float("-inf")
@@ -51,8 +53,8 @@ class Lease:
     async def acquire(self, next_ones: Sequence["Lease"] = ()) -> None:
         """Wait until the lease is ours.
 
-        next_ones   are needed after it, and read while it waits: else each, when it is its turn, would be
-                    seen unchanged for another 15 s before it counts as that of a dead leader
+        next_ones   are needed after it, and read while its holder seems to be dead: else each, when it is
+                    its turn, would be seen unchanged for another 15 s before it counts as such too
         """
         fields = {"lease": self.full_name}
         _log.info("waiting for the lease", extra={**fields, "identity": self.identity})
@@ -61,7 +63,9 @@ class Lease:
             if self._holder != seen:
                 seen = self._holder
                 _log.info("another operator leads", extra={**fields, "holder": seen})
-            await asyncio.gather(asyncio.sleep(PERIOD_S), *(lease._look() for lease in next_ones))
+            unchanged_s = asyncio.get_running_loop().time() - self._changed_at
+            doubtful = next_ones if unchanged_s > 1.5 * PERIOD_S else ()
+            await asyncio.gather(asyncio.sleep(PERIOD_S), bounded(Lease._look, doubtful))
         _log.info("became leader", extra={**fields, "identity": self.identity})
 
     async def keep(self) -> None:
@@ -110,12 +114,13 @@ class Lease:
         except Conflict:
             return False  # another operator was faster; the next try shows which
         except (ApiError, TimeoutError) as error:
+            self.failed = True
             self.refused = "" if isinstance(error, Unavailable | TimeoutError) else str(error)
             _log.warning(
                 "failed to read or renew the lease", extra={"error": str(error) or type(error).__name__}
             )
             return False
-        self.refused = ""
+        self.refused, self.failed = "", False
         if self._holder != self.identity:
             return False
         self._renewed_at = began  # the others count from when the server stored it, which is later
@@ -130,7 +135,7 @@ class Lease:
         try:
             await self._read()
         except NotFound:
-            meta = {"name": self._name, "namespace": self._namespace}
+            meta = {"name": self._name, "namespace": self.namespace}
             body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta}
             self._remember(decode(await self._api.create(self._folder, body | {"spec": self._claim({})})))
             return
@@ -171,7 +176,18 @@ class Lease:
 
 
 async def acquire_all(leases: Sequence[Lease]) -> AsyncIterator[Lease]:
-    """Acquire them in this order; yield each once it is ours, to be kept while the next one is awaited."""
-    for number, lease in enumerate(leases):
-        await lease.acquire(leases[number + 1 :])
-        yield lease
+    """Acquire them in this order; yield each once it is ours, to be kept while the next one is awaited.
+
+    After each that was awaited, a batch is tried at once. Of these, it keeps those before the first that is
+    not free: an operator that waits for one holds none of the later ones, else two could wait for each other.
+    """
+    left = list(leases)
+    while left:
+        first, *batch = left[:AT_ONCE]
+        await first.acquire(left[1:])
+        yield first
+        taken = [*await bounded(Lease._try, batch), False].index(False)
+        for lease in batch[:taken]:
+            yield lease
+        await bounded(Lease.release, batch[taken:])
+        del left[: 1 + taken]

@@ -45,7 +45,7 @@ class Reflector(Generic[V]):
 
     def __init__(self, api: Api, cache: Cache[V], namespace: str | None, random: Random) -> None:
         self._api, self._source, self._cache, self._random = api, cache.source, cache, random
-        self._namespace, self._path = namespace, self._source.path(namespace)
+        self.namespace, self._path = namespace, self._source.path(namespace)
         self._lists = asyncio.Lock()
         self.forbidden = False
         self.synced, self.tried = asyncio.Event(), asyncio.Event()
@@ -79,7 +79,7 @@ class Reflector(Generic[V]):
         async with self._lists:
             source = self._source
             found, version = await read_list(self._api, self._path, source.decode_list, source.selector)
-            self._cache.replace(found, version, namespace=self._namespace)
+            self._cache.replace(found, version, namespace=self.namespace)
         self._note_data()
         if not self.current:
             self._cache.on_reconnected()

@@ -5,12 +5,17 @@ needs it.
 """
 
 from collections.abc import Sequence
+from functools import partial
+from itertools import compress
 
 from dtj_operator.kube import wire
 from dtj_operator.kube.api import Api, decode
+from dtj_operator.kube.bounded import bounded
 from dtj_operator.kube.errors import ApiError
 from dtj_operator.model import names
 from dtj_operator.model.json import Json
+
+Right = tuple[str | None, str, str, str]  # namespace (None: all), verb, API group, resource
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _NEEDED: Sequence[tuple[str, str, str]] = (  # verb, API group, resource
@@ -21,23 +26,27 @@ _NEEDED: Sequence[tuple[str, str, str]] = (  # verb, API group, resource
 )
 
 
-async def lacking(api: Api, namespaces: Sequence[str | None]) -> str:
-    """Return the rights that the operator lacks in these namespaces (None: in all), as a sentence.
+def needed(namespaces: Sequence[str | None]) -> Sequence[Right]:
+    """Return the rights without which no job can run in these namespaces (None: in all)."""
+    return [(namespace, *right) for namespace in namespaces for right in _NEEDED]
 
-    Empty if it has them, or if the API server does not say.
-    """
-    found: dict[str, None] = {}
-    for namespace in namespaces:
-        for verb, group, resource in _NEEDED:
-            if await _denied(api, namespace, verb, group, resource):
-                where = f"in namespace {namespace}" if namespace else "in all namespaces"
-                found[f"{verb} {resource} {where}"] = None
-    if not found:
-        return ""
+
+async def denied(api: Api, asked: Sequence[Right]) -> Sequence[Right]:
+    """Return those that the operator lacks, as far as the API server says."""
+    return list(compress(asked, await bounded(partial(_lacks, api), asked)))
+
+
+def sentence(lacking: Sequence[Right]) -> str:
+    """Say which rights the operator lacks."""
+    found = (
+        f"{verb} {resource} {f'in namespace {namespace}' if namespace else 'in all namespaces'}"
+        for namespace, verb, _, resource in lacking
+    )
     return f"the operator may not {', '.join(found)}: bind the roles of its chart to its ServiceAccount"
 
 
-async def _denied(api: Api, namespace: str | None, verb: str, group: str, resource: str) -> bool:
+async def _lacks(api: Api, right: Right) -> bool:
+    namespace, verb, group, resource = right
     resource, _, subresource = resource.partition("/")
     attributes = {"verb": verb, "group": group, "resource": resource, "subresource": subresource}
     asked: Json = {"resourceAttributes": {**attributes, "namespace": namespace or ""}}

@@ -6,6 +6,8 @@ from random import Random
 
 import pytest
 from aiohttp import web
+from kubernetes.aio.client import Configuration
+from kubernetes.aio.config import ConfigException
 
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
@@ -139,6 +141,22 @@ async def test_long_retry_after_is_left_to_the_queue() -> None:
 
         assert caught.value.after_s == 30
         assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(24, "Too many open files"), ConfigException("Token file exists but empty.")]
+)
+async def test_token_that_cannot_be_read_is_a_call_without_an_answer(error: Exception) -> None:
+    def refresh(_: Configuration) -> None:
+        raise error
+
+    async with serving() as server:
+        config = server.config
+        config.refresh_api_key_hook = refresh  # type: ignore[assignment]  # declared as None
+        api = Api(config, Bucket(1e9), Random(1))
+        with pytest.raises(Unavailable, match=str(error.args[-1])):
+            await api.update("/x", {})
+        await api.close()
 
 
 async def test_update_is_not_retried() -> None:

@@ -1,12 +1,15 @@
 """Whether the jobs may be read, and which namespaces can be served."""
 
 import asyncio
+import itertools
+from collections.abc import Callable, Sequence
 from random import Random
 
 import pytest
 from aiohttp import web
 
 from dtj_operator import scope, settings
+from dtj_operator.kube import bounded
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.discovery import first_served, missing_right, serves_jobs
@@ -83,31 +86,104 @@ async def test_missing_right_to_read_jobs_is_quoted(script: list[Handler], expec
         assert server.asked[1][2] == {"watch": "true", "resourceVersion": "7"}
 
 
+CHILDREN = [LISTED] * 3  # pods, Services and NetworkPolicies
+
+
+@pytest.mark.usefixtures("one_by_one")
+@pytest.mark.parametrize("number", [0, 1, 2])
+async def test_namespace_whose_children_may_not_be_read_is_left_out(number: int) -> None:
+    flags = settings.parse(["--namespace=a,b", "--no-leader-election"], {})
+    no_children = [*CHILDREN[:number], refuses(403, "Forbidden", "no list")]
+    async with serving(*no_children, *CHILDREN, LISTED, streams()) as server:
+        assert await scope.find(flags, server.config, flags.namespaces) == ["b"]
+    kinds = [path.rpartition("/")[2] for _, path, *_ in server.asked]
+    assert kinds[number : number + 2] == [["pods", "services", "networkpolicies"][number], "pods"]
+
+
+class Looks:
+    """An API server that answers GETs about namespaces with lists, and about those in `no` with 403."""
+
+    def __init__(self) -> None:
+        self.no: set[str] = set()
+        self.asked: list[str] = []
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        name = request.path.partition("/namespaces/")[2].partition("/")[0]
+        if request.path.endswith("/pods"):
+            self.asked.append(name)
+        if name in self.no:
+            return await refuses(403, "Forbidden", "no list")(request)
+        return await (streams() if "watch" in request.query else LISTED)(request)
+
+
+async def until_changed(looks: Looks, doubtful: Callable[[], set[str]], *flags: str) -> Sequence[str]:
+    """Return what is found after a start with a and b, of a, b and c."""
+    parsed = settings.parse(["--namespace=a,b,c", "--no-leader-election", *flags], {})
+    async with serving(*[looks.handle] * 100) as server, asyncio.timeout(10):
+        return await scope.until_changed(parsed, server.config, ["a", "b"], doubtful)
+
+
+@pytest.fixture
+def short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scope, "LOOK_S", 0.01)
+
+
+@pytest.mark.usefixtures("short_looks")
+async def test_look_asks_only_about_namespaces_that_are_not_served_or_doubtful() -> None:
+    looks, doubts = Looks(), iter([set(), {"a"}])
+    assert await until_changed(looks, lambda: next(doubts)) == ["a", "b", "c"]
+    assert sorted(looks.asked) == ["a", "c"]
+
+
+@pytest.mark.usefixtures("short_looks")
+async def test_namespace_is_left_out_if_two_looks_in_a_row_find_so() -> None:
+    looks = Looks()
+    looks.no, numbers = {"a", "c"}, itertools.count()
+
+    def doubtful() -> set[str]:
+        looks.no = {"c"} if next(numbers) == 1 else {"a", "c"}  # at the second look it is back
+        return {"a"}
+
+    assert await until_changed(looks, doubtful) == ["b"]
+    assert looks.asked.count("a") == 4
+
+
+async def test_every_namespace_is_asked_about_once_per_resync() -> None:
+    looks = Looks()
+    looks.no = {"b", "c"}
+    assert await until_changed(looks, set, "--resync-seconds=0.01") == ["a"]
+
+
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the answers of a script are about one namespace after the other."""
-    monkeypatch.setattr(scope, "AT_ONCE", 1)
+    monkeypatch.setattr(bounded, "AT_ONCE", 1)
 
 
 @pytest.mark.usefixtures("one_by_one")
 async def test_namespace_whose_jobs_may_not_be_read_is_left_out() -> None:
     flags = settings.parse(["--namespace=a,b", "--no-leader-election"], {})
-    pods = says({"metadata": {}, "items": []})
-    async with serving(pods, refuses(403, "Forbidden", "no list"), pods, LISTED, streams()) as server:
+    no_jobs = refuses(403, "Forbidden", "no list")
+    async with serving(*CHILDREN, no_jobs, *CHILDREN, LISTED, streams()) as server:
         assert await scope.find(flags, server.config, flags.namespaces) == ["b"]
 
 
 QUOTA = refuses(403, "Forbidden", "exceeded quota: count/leases.coordination.k8s.io=1")
 HAS_LEASE, NO_LEASE = says({"metadata": {}}), lacks("leases", "dtj-operator")
 MADE, TAKEN = says({"metadata": {}}, 201), refuses(409, "AlreadyExists")
+NO_WEBHOOK = refuses(500, "InternalError", 'failed calling webhook "leases": no endpoints')
+READ = [LISTED, streams()]
 
 
 @pytest.mark.parametrize(
     ("script", "served"),
     [
-        param([HAS_LEASE, LISTED, streams()], True, id="it is there, whatever a quota says about a new one"),
-        param([NO_LEASE, MADE, LISTED, streams()], True, id="it can be created"),
-        param([NO_LEASE, TAKEN, LISTED, streams()], True, id="another operator has just created it"),
+        param([HAS_LEASE, MADE, *READ], True, id="it is there, whatever a quota says about a new one"),
+        param([HAS_LEASE, TAKEN, *READ], True, id="another operator has just renewed it"),
+        param([HAS_LEASE, NO_WEBHOOK], False, id="it cannot be renewed"),
+        param([HAS_LEASE, refuses(503), *READ], True, id="no answer about it"),
+        param([NO_LEASE, MADE, *READ], True, id="it can be created"),
+        param([NO_LEASE, TAKEN, *READ], True, id="another operator has just created it"),
         param([NO_LEASE, QUOTA], False, id="it cannot be created"),
         param([refuses(403, "Forbidden", "no get")], False, id="it may not be read"),
     ],
@@ -115,10 +191,12 @@ MADE, TAKEN = says({"metadata": {}}, 201), refuses(409, "AlreadyExists")
 @pytest.mark.usefixtures("one_by_one")
 async def test_namespace_is_served_only_with_its_lease(script: list[Handler], served: bool) -> None:
     flags = settings.parse(["--namespace=a,b"], {})
-    pods = says({"metadata": {}, "items": []})
-    async with serving(pods, *script, pods, HAS_LEASE, LISTED, streams()) as server:
+    async with serving(*CHILDREN, *script, *CHILDREN, HAS_LEASE, MADE, LISTED, streams()) as server:
         assert await scope.find(flags, server.config, flags.namespaces) == (["a", "b"] if served else ["b"])
-    assert any(method == "POST" for method, *_ in server.asked) == (script[0] is NO_LEASE)
+    writes = [method for method, *_ in server.asked if method != "GET"]
+    expected = ["POST"] if script[0] is NO_LEASE else ["PUT"] if script[0] is HAS_LEASE else []
+    assert writes == [*expected, "PUT"]
+    assert all(query == {"dryRun": "All"} for method, _, query, _ in server.asked if method != "GET")
 
 
 TEAMS = settings.parse([f"--namespace={','.join(f'team-{number}' for number in range(9))}"], {})
@@ -131,7 +209,7 @@ async def test_namespace_without_an_answer_in_time_stays_as_it_was() -> None:
 
 
 async def test_a_limited_number_of_namespaces_is_asked_for_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scope, "AT_ONCE", 3)
+    monkeypatch.setattr(bounded, "AT_ONCE", 3)
     three, together, most = asyncio.Barrier(3), 0, 0
 
     async def forbidden(request: web.Request) -> web.StreamResponse:

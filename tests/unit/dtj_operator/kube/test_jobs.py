@@ -182,3 +182,12 @@ async def test_list_shows_what_the_watch_has_missed_and_not_what_is_newer_than_i
 
     assert known.note_all({same: "7", changed: "8", late: "8"}, "9") == [changed]
     assert known.shown == {same: "7", changed: "8", late: "10", new: "10"}
+
+
+def test_list_of_a_namespace_says_nothing_about_the_jobs_of_another(known: Known) -> None:
+    gone, other = Key("ns", "gone"), Key("other", "job")
+    for key in (gone, other):
+        known.note(key, "7")
+
+    assert known.note_all({}, "9", "ns") == []
+    assert known.shown == {other: "7"}

@@ -132,7 +132,55 @@ async def test_leases_of_many_namespaces_take_no_longer_to_expire_than_one() -> 
     await follower
 
     assert {server.holder for server in servers} == {"b"}
-    assert DURATION_S - PERIOD_S <= now() - died <= DURATION_S + 2 * PERIOD_S
+    assert DURATION_S - PERIOD_S <= now() - died <= DURATION_S + 4 * PERIOD_S
+    for task in keeping:
+        task.cancel()
+
+
+async def test_follower_reads_only_the_lease_that_it_waits_for_while_its_holder_renews() -> None:
+    first, later = OneLease(), OneLease()
+    leader = lease(first, "a")
+    await leader.acquire()
+    keeping = asyncio.create_task(leader.keep())
+    following = asyncio.create_task(lease(first, "b").acquire([lease(later, "b")]))
+    await asyncio.sleep(100 * PERIOD_S)
+    assert later.reads == 0
+
+    keeping.cancel()
+    await following
+    assert later.reads > 0
+
+
+async def test_many_leases_that_are_free_are_acquired_in_batches() -> None:
+    servers = [OneLease() for _ in range(100)]
+    for server in servers:
+        server.takes_s = 1.0
+    async for each in acquire_all([lease(server, "a") for server in servers]):
+        assert each.held
+
+    assert {server.holder for server in servers} == {"a"}
+    assert now() < 20
+
+
+async def test_operator_that_waits_for_a_lease_holds_no_later_one() -> None:
+    """Another operator may hold that one, and wait for this."""
+    servers = [OneLease() for _ in range(4)]
+    theirs = lease(servers[2], "b")
+    await theirs.acquire()
+    keeping = [asyncio.create_task(theirs.keep())]
+
+    async def lead() -> None:
+        async for each in acquire_all([lease(server, "a") for server in servers]):
+            keeping.append(asyncio.create_task(each.keep()))
+
+    waiting = asyncio.create_task(lead())
+    await asyncio.sleep(1000)
+    assert [server.holder for server in servers] == ["a", "a", "b", ""]
+
+    keeping[0].cancel()
+    await theirs.release()
+    await waiting
+    assert {server.holder for server in servers} == {"a"}
     for task in keeping:
         task.cancel()
 
