@@ -82,8 +82,8 @@ async def test_elastic_gang_loses_only_the_pods_whose_places_are_needed(
 ):
     """At least the oldest pod stays.
 
-    While the first two end, the scheduler may choose again, and then up to three, as it counts a nominated pod
-    twice. Of equal priority it takes the youngest, and among pods that started in the same second any.
+    While the first two end, the scheduler may choose again, and then up to three, as it counts a nominated
+    pod twice. Of equal priority it takes the youngest, and among pods that started in the same second any.
     """
     urgent = f"urgent-{cluster.namespace}"
     await cluster.api.create(PRIORITY_CLASSES, {"metadata": {"name": urgent}, "value": 1})
