@@ -336,7 +336,7 @@ async def test_exclusive_jobs_get_a_rack_each(
 
         await cluster.submit("c", replicas=2, scheduling=alone)
         await cluster.until(
-            lambda job: unschedulable(job) and "anti-affinity" in job["status"]["message"], "c"
+            lambda job: unschedulable(job) and "anti-affinity" in job["status"].get("message", ""), "c"
         )
 
         for index in range(2):
