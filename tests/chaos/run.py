@@ -198,6 +198,7 @@ async def stage_of(
             await stack.enter_async_context(
                 process.kept(
                     plane,
+                    checked=False,
                     watch=namespace,
                     identity=f"operator-{number}",
                     server=proxy.url,

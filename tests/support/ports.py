@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 _FIRST = 10_000  # of the ports of test processes
+_AGENT = 29_400  # tests serve it on addresses of their own; a server on all addresses would be in the way
 
 
 def free_port() -> int:
@@ -65,6 +66,7 @@ def _own_ports() -> list[int]:
     found = list(
         range(_FIRST + worker, max(end, 20_000), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     )
+    found = [port for port in found if port != _AGENT]
     random.SystemRandom().shuffle(found)  # so that another run on this machine starts at another port
     return found
 

@@ -22,6 +22,7 @@ from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import Kubelet
 from tests.integration.operator import process
 from tests.integration.operator.conftest import Cluster, grant
+from tests.integration.operator.process import Kept
 
 __all__ = ["helm"]
 Json = dict[str, Any]
@@ -79,7 +80,11 @@ def node(plane: ControlPlane, name: str, *, fit: int = PODS_THAT_FIT, **labels: 
 
 
 class GangCluster(Cluster):
-    """A namespace with a node of its own."""
+    """A namespace with a node and an operator of its own."""
+
+    def __init__(self, api: Api, namespace: str, operator: Kept) -> None:
+        super().__init__(api, namespace)
+        self.operator = operator
 
     async def submit(self, name: str = "job", *, pod_spec: Json | None = None, **spec: Any) -> Json:
         """Create a job of three replicas, of which each needs a quarter of the node.
@@ -109,8 +114,7 @@ async def operated(plane: ControlPlane) -> AsyncIterator[GangCluster]:
     async with rest.connect(plane) as api, watching(api, name) as witness:
         with node(plane, name, test=name):
             async with process.kept(plane, watch=name) as operator:
-                yield GangCluster(api, name)
-                operator.check()
+                yield GangCluster(api, name, operator)
         conflicts = "PodGroup"  # the witness does not follow PodGroups, so it cannot know who owns them
         assert [said for said in witness.violations() if conflicts not in said] == []
     assert not plane.forbidden()

@@ -16,9 +16,11 @@ from tests.integration.controlplane import ControlPlane
 from tests.integration.gang.conftest import GANG_API, POD_GROUPS, GangCluster, node, operated
 from tests.integration.kubelet import Kubelet, runs
 from tests.integration.operator.test_fence import refused_for_foreign
+from tests.integration.operator.test_scope import fail_together
 from tests.support.predicates import condition, phase
 
 Json = dict[str, Any]
+unschedulable = condition("PodsReady", "False", "Unschedulable")
 PRIORITY_CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 pytestmark = pytest.mark.xdist_group("gang")  # in one process, since their control plane is expensive
 
@@ -130,7 +132,6 @@ async def test_gang_that_may_not_preempt_waits_for_its_turn(cluster: GangCluster
     running = await kubelet.until_running("job-0", "job-1", "job-2")
 
     await cluster.submit("patient", replicas=2, pod_spec={"priorityClassName": patient})
-    unschedulable = condition("PodsReady", "False", "Unschedulable")
     await cluster.until(
         lambda job: unschedulable(job) and "due to preemptionPolicy=Never" in job["status"]["message"],
         "patient",
@@ -255,9 +256,10 @@ async def test_group_that_a_user_deletes_is_not_joined_again(cluster: GangCluste
     """The API server keeps it until its last pod has ended."""
     await cluster.submit(recovery={"scope": "Replica", "backoffSeconds": 0})
     first = await kubelet.until_running("job-0", "job-1", "job-2")
-    await cluster.api.delete(f"{POD_GROUPS.format(cluster.namespace)}/job-0")
 
-    await kubelet.finish("job-1", 1)
+    cluster.operator.freeze()  # it sees both together
+    await cluster.api.delete(f"{POD_GROUPS.format(cluster.namespace)}/job-0")
+    await fail_together(cluster.operator, kubelet, 1, "job-1")
 
     assert group_of(await until_replaced(kubelet, first["job-1"])) is None
 
@@ -333,8 +335,9 @@ async def test_exclusive_jobs_get_a_rack_each(
         assert sorted(first["status"]["domains"] + second["status"]["domains"]) == ["r1", "r2"]
 
         await cluster.submit("c", replicas=2, scheduling=alone)
-        waiting = await cluster.until(condition("PodsReady", "False", "Unschedulable"), "c")
-        assert "anti-affinity" in waiting["status"]["message"]
+        await cluster.until(
+            lambda job: unschedulable(job) and "anti-affinity" in job["status"].get("message", ""), "c"
+        )
 
         for index in range(2):
             await kubelet.finish(f"a-{index}")

@@ -128,9 +128,8 @@ async def operated(
     name = name or f"kueue-{uuid.uuid4().hex[:6]}"
     plane.kubectl("create", "namespace", name)
     async with rest.connect(plane) as api, watching(api, name) as witness:
-        async with process.kept(plane, watch=name) as operator:
+        async with process.kept(plane, watch=name):
             yield QueuedCluster(api, name)
-            operator.check()
         assert copies or witness.violations() == []
     assert not plane.forbidden()
 

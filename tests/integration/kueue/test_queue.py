@@ -42,7 +42,7 @@ async def test_job_waits_runs_is_preempted_and_runs_again(cluster: QueuedCluster
     await cluster.queue.preempt(asked)
     await cluster.until(has("Suspended", "True", "Evicted"))
     released = await cluster.queue.of("job", says("QuotaReserved", "False"))
-    assert not kubelet.pods
+    assert await cluster.api.items(cluster.pods) == []
     assert "admission" not in released["status"]
     assert says("Requeued", "True", "Preempted")(released)
 

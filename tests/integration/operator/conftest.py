@@ -93,7 +93,6 @@ async def operator(granted: ControlPlane, namespace: str, witness: Witness) -> A
     """Return an operator that watches the test's namespace."""
     async with process.kept(granted, watch=namespace) as operator:
         yield operator
-        operator.check()
 
 
 @pytest.fixture
@@ -102,7 +101,6 @@ async def impatient(granted: ControlPlane, namespace: str, witness: Witness) -> 
     module = "tests.integration.operator.impatient"
     async with process.kept(granted, watch=namespace, poll_s=2.0, module=module) as operator:
         yield operator
-        operator.check()
 
 
 class Cluster:

@@ -99,20 +99,22 @@ async def start(
     environment: Mapping[str, str] | None = None,
     namespace: str = NAMESPACE,
     module: str = "dtj_operator",
+    metrics_port: int = 0,
 ) -> Operator:
     """Start an operator.
 
-    watch        the only namespaces it watches, separated by commas; empty: all
-    lease        the namespace of its Lease, if it watches some only; empty: the operator's own choice
-    server       URL of the API server, if not the direct one
-    rate         requests per second
-    resync_s     seconds between full resyncs
-    poll_s       seconds between polls of an agent
-    environment  additional environment variables
-    namespace    the namespace of its pod
-    module       what to run: the operator, or a module that changes constants of it first
+    watch         the only namespaces it watches, separated by commas; empty: all
+    lease         the namespace of its Lease, if it watches some only; empty: the operator's own choice
+    server        URL of the API server, if not the direct one
+    rate          requests per second
+    resync_s      seconds between full resyncs
+    poll_s        seconds between polls of an agent
+    environment   additional environment variables
+    namespace     the namespace of its pod
+    module        what to run: the operator, or a module that changes constants of it first
+    metrics_port  where it serves metrics; default: a free port
     """
-    health, metrics = free_port(), free_port()
+    health, metrics = free_port(), metrics_port or free_port()
     log = plane.folder / f"{identity}-{health}.log"
     variables = {
         **os.environ,
@@ -157,6 +159,10 @@ async def running(plane: ControlPlane, **options: Any) -> AsyncIterator[Operator
     try:
         await operator.ready()
         yield operator
+    except BaseException as error:
+        if operator.process.returncode is not None:  # a later wait that fails would not say so
+            error.add_note(f"the operator has exited:\n{operator.log.read_text()[-4000:]}")
+        raise
     finally:
         operator.thaw()
         await operator.kill()
@@ -222,13 +228,18 @@ class Kept:
 
 
 @contextlib.asynccontextmanager
-async def kept(plane: ControlPlane, **options: Any) -> AsyncIterator[Kept]:
-    """Run an operator that is restarted whenever it exits."""
+async def kept(plane: ControlPlane, *, checked: bool = True, **options: Any) -> AsyncIterator[Kept]:
+    """Run an operator that is restarted whenever it exits.
+
+    checked  whether it may exit only for one of EXCUSES
+    """
     kept = Kept(lambda: start(plane, **options))
     task = asyncio.create_task(kept.keep())
     try:
         await kept.ready()
         yield kept
+        if checked:
+            kept.check()
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

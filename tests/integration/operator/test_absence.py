@@ -24,7 +24,7 @@ async def holder(cluster: Cluster) -> str:
 async def test_change_without_an_operator_is_found_later(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet
 ):
-    async with process.running(granted, watch=cluster.namespace):
+    async with process.kept(granted, watch=cluster.namespace):
         await cluster.submit()
         await cluster.submit("other")
         await cluster.until(phase("Running"))
@@ -33,7 +33,7 @@ async def test_change_without_an_operator_is_found_later(
     await cluster.change(suspend=True)
     await kubelet.finish("other-1", 1)
 
-    async with process.running(granted, watch=cluster.namespace):
+    async with process.kept(granted, watch=cluster.namespace):
         await cluster.until(phase("Suspended"))
         await cluster.until(lambda job: phase("Running")(job) and job["status"]["attempt"] == 1, "other")
         await kubelet.until_running("other-0", "other-1")
@@ -42,13 +42,13 @@ async def test_change_without_an_operator_is_found_later(
 async def test_job_deleted_without_an_operator_leaves_nothing(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet
 ):
-    async with process.running(granted, watch=cluster.namespace):
+    async with process.kept(granted, watch=cluster.namespace):
         await cluster.submit()
         await cluster.until(phase("Running"))
 
     await cluster.api.delete(f"{cluster.jobs}/job")
 
-    async with process.running(granted, watch=cluster.namespace):
+    async with process.kept(granted, watch=cluster.namespace):
         await kubelet.until(lambda pods: not pods)
         await cluster.api.until_gone(f"{SERVICES.format(cluster.namespace)}/job")
         await cluster.api.until_gone(f"{POLICIES.format(cluster.namespace)}/job")
@@ -57,14 +57,14 @@ async def test_job_deleted_without_an_operator_leaves_nothing(
 async def test_job_recreated_with_the_same_name_is_another_job(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet
 ):
-    async with process.running(granted, watch=cluster.namespace):
+    async with process.kept(granted, watch=cluster.namespace):
         await cluster.submit()
         await cluster.until(phase("Running"))
 
     await cluster.api.delete(f"{cluster.jobs}/job")
     again = await cluster.submit()
 
-    async with process.running(granted, watch=cluster.namespace):
+    async with process.kept(granted, watch=cluster.namespace):
         await cluster.until(phase("Running"))
         pods = await kubelet.until_running("job-0", "job-1")
     service = await cluster.api.get(f"{SERVICES.format(cluster.namespace)}/job")
@@ -75,14 +75,14 @@ async def test_job_recreated_with_the_same_name_is_another_job(
 async def test_deadline_that_passed_without_an_operator_counts(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet
 ):
-    async with process.running(granted, watch=cluster.namespace):
+    async with process.kept(granted, watch=cluster.namespace):
         await cluster.submit(activeDeadlineSeconds=3600)
         await cluster.until(phase("Running"))
 
     # The hour has passed.
     await cluster.api.patch(f"{cluster.jobs}/job/status", {"status": {"startTime": LONG_AGO}})
 
-    async with process.running(granted, watch=cluster.namespace):
+    async with process.kept(granted, watch=cluster.namespace):
         job = await cluster.until(phase("Failed"))
         assert condition("Failed", reason="DeadlineExceeded")(job)
         await kubelet.until(lambda pods: not pods)

@@ -31,7 +31,7 @@ def clock(tmp_path: Path) -> Clock:
 async def test_clock_change_stops_nothing(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, witness: Witness, clock: Clock, hours: int
 ):
-    async with process.running(
+    async with process.kept(
         granted, watch=cluster.namespace, environment=clock.environment, identity="operator-0"
     ):
         for name in ("crashed", "again"):

@@ -86,7 +86,7 @@ async def test_every_pod_is_created_exactly_once(tmp_path: Path, helm: Helm):
                 await asyncio.sleep(chance.uniform(0, 0.05))  # not always right after a create
                 await operator.kill()
 
-            async with process.running(plane):
+            async with process.kept(plane):
                 assert await births.reach(total, within_s=WITHIN_S), f"{births.count} of {total} pods"
                 for number in range(JOBS_MADE):
                     await api.until(

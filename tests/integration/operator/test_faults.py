@@ -23,7 +23,7 @@ async def proxy(granted: ControlPlane, namespace: str, witness: Witness) -> Asyn
     """Return a proxy between the API server and the only operator of the test's namespace."""
     async with (
         FaultProxy(granted.url, granted.tls()).serving() as proxy,
-        process.running(granted, watch=namespace, server=proxy.url),
+        process.kept(granted, watch=namespace, server=proxy.url),
     ):
         yield proxy
 
@@ -196,7 +196,7 @@ async def resyncing(granted: ControlPlane, namespace: str, witness: Witness) -> 
     """Return a proxy whose operator resyncs every two seconds."""
     async with (
         FaultProxy(granted.url, granted.tls()).serving() as proxy,
-        process.running(granted, watch=namespace, server=proxy.url, resync_s=2),
+        process.kept(granted, watch=namespace, server=proxy.url, resync_s=2),
     ):
         yield proxy
 

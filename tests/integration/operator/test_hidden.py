@@ -67,12 +67,12 @@ async def test_next_attempt_waits_for_a_terminating_pod_without_its_label(
 async def test_next_attempt_waits_for_a_pod_that_a_new_operator_never_saw(
     cluster: Cluster, kubelet: Kubelet, granted: ControlPlane, witness: Witness
 ):
-    async with process.running(granted, watch=cluster.namespace):
+    async with process.kept(granted, watch=cluster.namespace):
         await running(cluster, kubelet)
         await restarting(cluster, kubelet)
     await cluster.api.patch(f"{cluster.pods}/job-0", UNSEEN)
 
-    async with process.running(granted, watch=cluster.namespace, identity="operator-1"):
+    async with process.kept(granted, watch=cluster.namespace, identity="operator-1"):
         await still_alone(cluster, kubelet)
         await recovers(cluster, kubelet)
         await witness.settled()
@@ -95,13 +95,13 @@ async def test_child_that_lost_its_label_as_the_job_failed_is_deleted(
 async def test_child_of_a_failed_job_that_a_new_operator_never_saw_is_deleted(
     cluster: Cluster, kubelet: Kubelet, granted: ControlPlane, witness: Witness
 ):
-    async with process.running(granted, watch=cluster.namespace):
+    async with process.kept(granted, watch=cluster.namespace):
         await running(cluster, kubelet, recovery=ONE_FAULT)
     await cluster.api.patch(f"{SERVICES.format(cluster.namespace)}/job", UNSEEN)
     await cluster.api.patch(f"{cluster.pods}/job-0", UNSEEN)
     await kubelet.finish("job-1", 1)
 
-    async with process.running(granted, watch=cluster.namespace, identity="operator-1"):
+    async with process.kept(granted, watch=cluster.namespace, identity="operator-1"):
         await cluster.until(phase("Failed"))
         await witness.settled()
 

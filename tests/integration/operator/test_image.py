@@ -38,6 +38,6 @@ async def test_operator_needs_no_generated_client(
 ):
     copy_as_in_the_image(tmp_path)
     paths = os.pathsep.join((str(tmp_path), str(process.ROOT / "operator/src")))
-    async with process.running(granted, watch=cluster.namespace, environment={"PYTHONPATH": paths}):
+    async with process.kept(granted, watch=cluster.namespace, environment={"PYTHONPATH": paths}):
         await cluster.submit()
         await cluster.until(phase("Running"))

@@ -9,6 +9,7 @@ import pytest
 
 from tests.integration.kubelet import Kubelet, now
 from tests.integration.operator.conftest import Cluster
+from tests.integration.operator.process import Kept
 from tests.integration.operator.test_elastic import find_no_room, is_second
 from tests.integration.operator.test_scope import HEALING, recovered, uids
 from tests.support.predicates import phase
@@ -110,13 +111,17 @@ async def test_node_is_not_lost_before_the_timeout_or_if_that_is_disabled(
     assert {name for name in after if after[name] != before[name]} == {"quick-1"}
 
 
-async def test_no_node_is_lost_if_none_is_ready(cluster: Cluster, kubelet: Kubelet, nodes: Nodes):
+async def test_no_node_is_lost_if_none_is_ready(
+    cluster: Cluster, kubelet: Kubelet, nodes: Nodes, operator: Kept
+):
     await cluster.submit("job", recovery={**HEALING, **SOON})
     before = uids(await kubelet.until_running("job-0", "job-1"))
     await cluster.until(phase("Running"))
 
-    for name in ("node-2", "node-0", "node-1"):  # the one without pods first
+    operator.freeze()  # it sees all of them at once
+    for name in ("node-2", "node-0", "node-1"):
         await nodes.say(name, ready=False)
+    operator.thaw()
     # Another job starts and ends meanwhile, after more than `nodeLostSeconds`.
     await cluster.submit("other", replicas=1, activeDeadlineSeconds=2)
     await cluster.until(phase("Failed"), "other")

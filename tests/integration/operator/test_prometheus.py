@@ -176,16 +176,17 @@ async def test_every_panel_and_alert_finds_data(
     agent_port: int,
     tmp_path: Path,
 ):
+    port = free_port()  # also of an operator that is restarted
     async with (
         FaultProxy(granted.url, granted.tls()).serving() as proxy,
-        process.running(granted, watch=cluster.namespace, poll_s=1, server=proxy.url) as operator,
+        process.kept(granted, watch=cluster.namespace, poll_s=1, server=proxy.url, metrics_port=port),
         agent(cluster, ADDRESS, SAYS),
         slow_agent() as slow_port,
         scraping(
             tmp_path,
             [
                 {
-                    "targets": [f"127.0.0.1:{operator.metrics_port}"],
+                    "targets": [f"127.0.0.1:{port}"],
                     "labels": {"pod": "operator-0", "namespace": "dtj-system"},
                 },
                 {

@@ -202,7 +202,7 @@ async def test_agent_that_can_rejoin_narrows_the_scope_until_the_next_attempt(
 async def test_operator_that_is_killed_between_verdict_and_action_replaces_the_same_pod_once(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, namespace: str
 ):
-    async with process.running(granted, watch=namespace):
+    async with process.kept(granted, watch=namespace):
         await cluster.submit(replicas=3, recovery=HEALING)
         before = uids(await kubelet.until_running("job-0", "job-1", "job-2"))
         await cluster.until(phase("Running"))
@@ -212,7 +212,7 @@ async def test_operator_that_is_killed_between_verdict_and_action_replaces_the_s
         await cluster.until(lambda job: job.get("status", {}).get("memory", {}).get("replacing"))
 
     await kubelet.confirm_stopped("job-1", before["job-1"])
-    async with process.running(granted, watch=namespace, identity="operator-1"):
+    async with process.kept(granted, watch=namespace, identity="operator-1"):
         await kubelet.until(lambda pods: uids(pods).get("job-1", before["job-1"]) != before["job-1"])
         await kubelet.start("job-1")
         job = await cluster.until(

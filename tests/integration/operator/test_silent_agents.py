@@ -39,7 +39,6 @@ async def asking(granted: ControlPlane, namespace: str, witness: object) -> Asyn
     """Return an operator that polls agents often."""
     async with process.kept(granted, watch=namespace, poll_s=POLL_S) as operator:
         yield operator
-        operator.check()
 
 
 @contextlib.asynccontextmanager
@@ -179,11 +178,11 @@ async def test_node_lost_together_with_the_leader_is_lost_for_the_next_leader(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet
 ):
     async with agent(cluster, ADDRESS, dict(CALM)):
-        async with process.running(granted, watch=cluster.namespace, poll_s=POLL_S):
+        async with process.kept(granted, watch=cluster.namespace, poll_s=POLL_S):
             before = await train(cluster, kubelet, ADDRESS, scope="Auto")
             await cluster.until(lambda job: job["status"].get("memory", {}).get("recoveryScope") == "Replica")
         await last_sign_of_life(cluster.api, "node-0")
-    async with process.running(granted, watch=cluster.namespace, poll_s=POLL_S):
+    async with process.kept(granted, watch=cluster.namespace, poll_s=POLL_S):
         await kubelet.until(is_new("job-0", before))
     assert uids(kubelet.pods)["job-1"] == before["job-1"]
 
@@ -236,7 +235,7 @@ async def test_without_the_right_to_read_leases_the_operator_waits_for_kubernete
     await last_sign_of_life(cluster.api, "node-1")
     async with (
         without(granted, f"{bindings}/{name}", f"{FOLDER}/node-1"),
-        process.running(granted, watch=cluster.namespace, poll_s=POLL_S),
+        process.kept(granted, watch=cluster.namespace, poll_s=POLL_S),
         agent(cluster, ADDRESS, dict(CALM)) as says,
     ):
         before = await train(cluster, kubelet, ADDRESS, nodeLostSeconds=1)

@@ -17,7 +17,7 @@ __all__ = ["nodes"]
 async def test_pod_that_does_not_terminate_on_a_ready_node_is_reported_and_force_deleted(
     cluster: Cluster, kubelet: Kubelet
 ):
-    await cluster.submit(recovery={**HEALING, "terminationSeconds": 1})
+    await cluster.submit(recovery={**HEALING, "terminationSeconds": 300})
     before = uids(await kubelet.until_running("job-0", "job-1"))
     await cluster.until(phase("Running"))
     kubelet.holds = {"job-1"}  # its kubelet cannot end it
@@ -30,6 +30,7 @@ async def test_pod_that_does_not_terminate_on_a_ready_node_is_reported_and_force
     (entry,) = job["status"]["avoidedNodes"]
     assert (entry["node"], entry["stuck"]) == ("node-1", True)
 
+    await cluster.change(recovery={"terminationSeconds": 1})
     pods = await kubelet.until(lambda pods: uids(pods).get("job-1", before["job-1"]) != before["job-1"])
     assert avoids(pods["job-1"]) == ["node-1"]
     await kubelet.start("job-1", node="node-2")

@@ -129,7 +129,7 @@ async def test_job_runs_on_when_the_chart_is_upgraded_before_the_operator(
         await cluster.until(lambda job: "cleanPodPolicy" in job["spec"])
         assert untouched(await reconciled(cluster, activeDeadlineSeconds=86_400), kubelet)
         await older.stop()
-    async with process.running(granted, watch=cluster.namespace, identity="newer"):
+    async with process.kept(granted, watch=cluster.namespace, identity="newer"):
         job = await cluster.until(lambda job: "worldSize" in job["status"])
         assert untouched(job, kubelet)
 
@@ -141,7 +141,7 @@ async def test_job_runs_on_when_the_operator_is_upgraded_before_the_crd(
         await cluster.submit()
         await cluster.until(phase("Running"))
         await older.stop()
-    async with process.running(granted, watch=cluster.namespace, identity="newer"):
+    async with process.kept(granted, watch=cluster.namespace, identity="newer"):
         release.becomes(CHART, crds={"install": False})
         job = await reconciled(cluster, activeDeadlineSeconds=86_400)
         assert untouched(job, kubelet)
@@ -176,7 +176,7 @@ async def test_job_runs_on_when_the_chart_is_rolled_back(
         await cluster.until(lambda job: "cleanPodPolicy" not in job["spec"])
         assert untouched(await reconciled(cluster, activeDeadlineSeconds=86_400), kubelet)
         await newer.stop()
-    async with process.running(granted, watch=cluster.namespace, identity="older"):
+    async with process.kept(granted, watch=cluster.namespace, identity="older"):
         assert untouched(await reconciled(cluster, activeDeadlineSeconds=43_200), kubelet)
         await kubelet.finish("job-0")
         await kubelet.finish("job-1")
@@ -243,7 +243,7 @@ async def test_new_version_of_the_api_reaches_the_storage_and_no_job_notices(
         assert untouched(job, kubelet)
         await operator.stop()
     # An operator that starts now reads objects that it did not write in its version.
-    async with process.running(granted, watch=cluster.namespace, identity="restarted"):
+    async with process.kept(granted, watch=cluster.namespace, identity="restarted"):
         assert untouched(await reconciled(cluster, activeDeadlineSeconds=43_200), kubelet)
         await kubelet.finish("job-0")
         await kubelet.finish("job-1")

@@ -104,7 +104,7 @@ async def test_running_job_survives_a_value_that_only_a_newer_operator_knows(
 
     _, since = granted.audit_from(0)
     # A rollback: an operator that starts now finds the job with that value.
-    async with process.running(granted, watch=cluster.namespace, identity="rolled-back"):
+    async with process.kept(granted, watch=cluster.namespace, identity="rolled-back"):
         await until_read(granted, since, path, 200, times=1)
         await cluster.change(activeDeadlineSeconds=1)
         await until_read(granted, since, path, 200, times=2)

@@ -86,13 +86,19 @@ class Lease:
             return
         try:
             async with asyncio.timeout(TRY_TIMEOUT_S):
-                lease = decode(await self._api.get(self._path))
-                if lease["spec"].get("holderIdentity") == self.identity:
-                    free = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": self._now()}
-                    await self._api.update(self._path, {**lease, "spec": {**lease["spec"], **free}})
+                try:
+                    await self._free()
+                except Conflict:  # a renewal that was cancelled on its way was stored after all, in between
+                    await self._free()
         except (ApiError, TimeoutError) as error:
             _log.warning("failed to release the lease", extra={"error": str(error)})
         self._renewed_at = float("-inf")
+
+    async def _free(self) -> None:
+        lease = decode(await self._api.get(self._path))
+        if lease["spec"].get("holderIdentity") == self.identity:
+            free = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": self._now()}
+            await self._api.update(self._path, {**lease, "spec": {**lease["spec"], **free}})
 
     @property
     def _holder(self) -> str:

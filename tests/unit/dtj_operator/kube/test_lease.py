@@ -215,6 +215,17 @@ async def test_release_waits_for_a_slow_api_server() -> None:
     assert server.holder == ""
 
 
+async def test_release_is_tried_again_after_a_renewal_that_was_still_on_its_way() -> None:
+    server = OneLease()
+    first = lease(server, "a")
+    await first.acquire()
+    server.takes_s = 1.0
+    asyncio.get_running_loop().call_later(1.5, lambda: server.edit(renewTime="late"))  # after the read
+    await first.release()
+
+    assert server.holder == ""
+
+
 async def test_restarted_container_of_the_same_pod_leads_at_once() -> None:
     server = OneLease()
     await lease(server, "a").acquire()
