@@ -18,6 +18,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 from dtj_client.ui import server
 from tests.cluster import debian
+from tests.support.commands import DEADLINE_S
 
 Json = dict[str, Any]
 TOKEN = "token"
@@ -78,13 +79,13 @@ class Page:
     def until(self, selector: str, *texts: str) -> None:
         """Wait until these are the texts of the elements."""
         try:
-            WebDriverWait(self.driver, 30, 0.05).until(lambda _: self.texts(selector) == list(texts))
+            WebDriverWait(self.driver, DEADLINE_S, 0.05).until(lambda _: self.texts(selector) == list(texts))
         except Exception as error:
             raise AssertionError(f"{selector}: {self.texts(selector)} instead of {texts}") from error
 
     def until_there(self, selector: str) -> None:
         """Wait until there is such an element."""
-        WebDriverWait(self.driver, 30, 0.05).until(lambda _: self.all(selector), f"no {selector}")
+        WebDriverWait(self.driver, DEADLINE_S, 0.05).until(lambda _: self.all(selector), f"no {selector}")
 
     def press(self, *keys: str) -> None:
         self.driver.switch_to.active_element.send_keys(*keys)
