@@ -26,13 +26,17 @@ from dtj.ranks import exchange, waits
 from dtj.ranks.world import World, open_group
 from tests.support.commands import DEADLINE_S
 
-for name in preload.MODULES:  # once, and not in each rank that is forked from this process
-    importlib.import_module(name)
-
 _BYTES = 1 << 26  # more than a connection holds
 _LEFT = 5  # an exit code
 _PATIENCE_S = round(DEADLINE_S)
 _CONNECT_S = 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def preloaded() -> None:
+    """Import these once, and not in each rank that is forked from this process."""
+    for name in preload.MODULES:
+        importlib.import_module(name)
 
 
 def fork(
