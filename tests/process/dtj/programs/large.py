@@ -1,4 +1,4 @@
-"""Loads a model with half the layers of a 7B one, and smaller matrices, from $WEIGHTS; sharded over the ranks.
+"""Loads a model with half the layers of a 7B one and smaller matrices from $WEIGHTS, sharded over the ranks.
 
 Each rank prints: "memory <bytes of its parameters> <bytes by which its peak memory grew> <equal or not>".
 """
