@@ -1,6 +1,7 @@
 """A small training program for tests, which runs in the pods; its flags choose a fault.
 
 It prints a line with the number of each step, so that a test can read in the logs which steps ran, and where.
+A file /tmp/finish in a pod ends the training.
 """
 
 import argparse
@@ -64,4 +65,6 @@ for batch in run.steps(given.steps):
         f"did step {run.step + 1} attempt {attempt} on {Path('/etc/hostname').read_text().strip()}",
         flush=True,
     )
+    if Path("/tmp/finish").exists():
+        run.finish()
     time.sleep(given.step_s)

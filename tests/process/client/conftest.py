@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import uvicorn
-from selenium import webdriver
-from selenium.webdriver.chrome.options import Options
-from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.common.by import By
-from selenium.webdriver.remote.webelement import WebElement
-from selenium.webdriver.support.wait import WebDriverWait
 
-from dtj_client.ui import server
 from tests.cluster import debian
+from tests.support.commands import DEADLINE_S
+
+if TYPE_CHECKING:  # only the worker that runs a test of a page imports selenium
+    from selenium import webdriver
+    from selenium.webdriver.remote.webelement import WebElement
 
 Json = dict[str, Any]
 TOKEN = "token"
@@ -67,7 +64,7 @@ class Page:
         self.driver.get(f"{self.address}{path}")
 
     def all(self, selector: str) -> list[WebElement]:
-        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+        return self.driver.find_elements("css selector", selector)
 
     def texts(self, selector: str) -> list[str]:
         """The texts of all elements, read at one moment."""
@@ -78,13 +75,18 @@ class Page:
     def until(self, selector: str, *texts: str) -> None:
         """Wait until these are the texts of the elements."""
         try:
-            WebDriverWait(self.driver, 30, 0.05).until(lambda _: self.texts(selector) == list(texts))
+            self._wait(lambda: self.texts(selector) == list(texts))
         except Exception as error:
             raise AssertionError(f"{selector}: {self.texts(selector)} instead of {texts}") from error
 
     def until_there(self, selector: str) -> None:
         """Wait until there is such an element."""
-        WebDriverWait(self.driver, 30, 0.05).until(lambda _: self.all(selector), f"no {selector}")
+        self._wait(lambda: self.all(selector), f"no {selector}")
+
+    def _wait(self, holds: Callable[[], object], message: str = "") -> None:
+        from selenium.webdriver.support.wait import WebDriverWait
+
+        WebDriverWait(self.driver, DEADLINE_S, 0.05).until(lambda _: holds(), message)
 
     def press(self, *keys: str) -> None:
         self.driver.switch_to.active_element.send_keys(*keys)
@@ -103,6 +105,10 @@ def browser() -> Iterator[webdriver.Chrome]:
     if not debian.can_install() and not all(map(debian.installed, PACKAGES)):
         pytest.skip(f"needs the Debian packages {' and '.join(PACKAGES)}, or root on Debian to install them")
     debian.install(*PACKAGES, why="the tests of kubectl dtj ui")
+    from selenium import webdriver
+    from selenium.webdriver.chrome.options import Options
+    from selenium.webdriver.chrome.service import Service
+
     options = Options()
     for each in OPTIONS:
         options.add_argument(each)
@@ -121,6 +127,10 @@ def cluster() -> Cluster:
 @pytest.fixture
 def page(browser: webdriver.Chrome, cluster: Cluster) -> Iterator[Page]:
     """Serve the cluster, and return a page that is not open yet. Errors on its console fail the test."""
+    import uvicorn
+
+    from dtj_client.ui import server
+
     with server.listen(0) as listener:
         application = server.application(cluster, TOKEN)  # type: ignore[arg-type]
         running = uvicorn.Server(uvicorn.Config(application, log_level="warning", lifespan="off", ws="none"))

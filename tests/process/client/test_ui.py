@@ -5,12 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from selenium.webdriver.common.keys import Keys
-
 from dtj_client.ui import views
 from tests.process.client import made
 from tests.process.client.conftest import Cluster, Page, errors
 
+CONTROL, DELETE, ESCAPE = "\ue009", "\ue017", "\ue00c"  # keys as WebDriver writes them
 HOSTILE = "<script>document.title = 'taken'</script><img src=x onerror=\"document.title='taken'\">"
 
 
@@ -29,8 +28,8 @@ def test_list_is_live_and_driven_by_keys(page: Page, cluster: Cluster) -> None:
     page.press("/")
     page.press("finite")
     page.until("tbody a", "mnist")
-    page.press(Keys.CONTROL, "a")
-    page.press(Keys.DELETE, Keys.ESCAPE)
+    page.press(CONTROL, "a")
+    page.press(DELETE, ESCAPE)
     page.until("tbody a", "digits", "mnist", "text")
     page.press("j")
     page.press("j")
@@ -114,7 +113,7 @@ def test_page_of_a_job(page: Page, cluster: Cluster) -> None:
     assert page.driver.title == "gpt-small – training job"
 
     page.run("document.activeElement.blur()")
-    page.press(Keys.ESCAPE)
+    page.press(ESCAPE)
     page.until("h1")
 
 

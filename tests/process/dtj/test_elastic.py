@@ -74,7 +74,7 @@ def test_job_that_cannot_save_grows_once_it_can(start: Start, tmp_path: Path) ->
     """Otherwise its ranks would start again at step 0."""
     out, volume = tmp_path / "out", tmp_path / "volume"
     volume.touch()  # not a folder: root may write into every folder
-    job = elastic(start, out, STEPS=16, STEP_S=0.05, HOLD_AT="3 7")
+    job = elastic(start, out, STEPS=16, STEP_S=0.05, HOLD_AT="3 7 12")
     flags = ("--checkpoint", volume / "run", "--save-every", 5)
     first, second = (job.run(index, *flags) for index in range(2))
     wait_for((out / "at-3").exists, "step 3")
@@ -84,6 +84,8 @@ def test_job_that_cannot_save_grows_once_it_can(start: Start, tmp_path: Path) ->
     wait_for((out / "at-7").exists, "step 7")
     volume.unlink()
     (out / "go-7").touch()
+    wait_for(lambda: has_formed(first, "3 replicas"), "three replicas, once step 10 is saved")
+    (out / "go-12").touch()
     ended = [pod.wait() for pod in (first, second, third)]
     assert [e.code for e in ended] == [0, 0, 0], [e.err for e in ended]
     assert_every_sample_once_an_epoch(out, 16)

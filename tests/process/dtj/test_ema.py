@@ -1,6 +1,7 @@
 """dtj.EMA under strategies that shard has the averages of one process, also after a change of strategy."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -18,19 +18,21 @@ from dtj.checkpoint.sharded import LoadPlan, shard_whole_state
 from dtj.copies import tree
 from dtj.models.gpt import GPT
 from tests.process.dtj.conftest import SHAPE, Finished
+from tests.process.dtj.test_strategies import layers_for
 from tests.support import checkpoints
 
 DECAY = 0.7
 HALF, STEPS = 2, 4
 PROGRAM = f"""
 import os
+from dataclasses import replace
 import torch
 from torch.nn.functional import cross_entropy
 import dtj
 from dtj.models.gpt import GPT, Shape
 
 run = dtj.init(seed=3)
-model = run.parallel(GPT({SHAPE}))
+model = run.parallel(GPT(replace({SHAPE}, layers=int(os.environ["LAYERS"]))))
 tokens = torch.randint(0, 32, (16, 9), generator=torch.Generator().manual_seed(5))
 
 
@@ -59,10 +61,10 @@ print("scores", own, averaged, score() - own)
 """
 
 
-def by_hand() -> tuple[list[float], dict[str, Any]]:
+def by_hand(layers: int) -> tuple[list[float], dict[str, Any]]:
     """Losses of the last and of the averaged weights, and the averages, in plain torch."""
     torch.manual_seed(3)
-    model = GPT(SHAPE)
+    model = GPT(replace(SHAPE, layers=layers))
     follow = get_ema_multi_avg_fn(DECAY)  # type: ignore[no-untyped-call]
     average = AveragedModel(model, multi_avg_fn=follow)
     average.update_parameters(model)  # torch's first update copies the weights
@@ -94,11 +96,12 @@ def test_averages_are_those_of_one_process(
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(PROGRAM)
+    layers = min(layers_for(first), layers_for(then))
     for steps, (nproc, *strategy) in ((HALF, first), (STEPS, then)):
         flags = ("--nproc", nproc, "--parallel", *strategy, "--checkpoint", tmp_path / "run")
-        ended = finish("run", *flags, script, STEPS=steps)
+        ended = finish("run", *flags, script, STEPS=steps, LAYERS=layers)
         assert ended.code == 0, ended.err
-    scores, averages = by_hand()
+    scores, averages = by_hand(layers)
     printed = [line.split("scores ")[1].split() for line in ended.out.splitlines() if "scores " in line]
     assert len(printed) == then[0]
     for rank in printed:
@@ -109,6 +112,8 @@ def test_averages_are_those_of_one_process(
 
 def test_average_of_a_layer_that_was_unfrozen_is_restored_sharded() -> None:
     """The program that continues has it frozen again, so the average is not in its state yet."""
+    from torch.distributed.fsdp import fully_shard
+
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
     try:
         model = torch.nn.Linear(1, 4, bias=False).requires_grad_(requires_grad=False)

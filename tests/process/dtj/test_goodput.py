@@ -7,17 +7,17 @@ from tests.bench.goodput_truth import Line, parse, productive
 from tests.process.dtj.conftest import PROGRAMS, Start, free_port, wait_for
 from tests.process.dtj.test_status_server import status
 
-STEPS = 60
+STEPS, STEP_S = 60, 0.2
 
 
-def test_ledger_is_within_one_percent_of_the_ranks_books(start: Start, tmp_path: Path) -> None:
+def test_ledger_is_within_one_percent_and_a_step_of_the_ranks_books(start: Start, tmp_path: Path) -> None:
     """Five crashes, including one of rank 0 and one of two ranks at once.
 
     A step takes four times as long as the agent's polling interval: on a busy machine the agent polls late.
     """
     port = free_port()
     flags = ("run", "--nproc", 3, "--max-restarts", 9, "--port", port, PROGRAMS / "pace.py")
-    env = {"STEPS": STEPS, "STEP_S": 0.2, "FACTORS": "1 1 1", "OUT": tmp_path}
+    env = {"STEPS": STEPS, "STEP_S": STEP_S, "FACTORS": "1 1 1", "OUT": tmp_path}
     command = start(*flags, FAULTS="1@7 2@18 0@28 1@40 2@40", **env)
 
     def books() -> list[list[Line]]:
@@ -40,4 +40,5 @@ def test_ledger_is_within_one_percent_of_the_ranks_books(start: Start, tmp_path:
     ended = command.wait()
     assert ended.code == 0, ended.err
     assert ended.err.count("dtj: generation ") >= 4
-    assert abs(said - truth) < 0.01 * truth, (said, truth, found["ledger"])
+    # On a busy machine a step may end while another rank starts again, and then count either way.
+    assert abs(said - truth) < 0.01 * truth + STEP_S, (said, truth, found["ledger"])

@@ -340,7 +340,7 @@ def test_life_of_a_plain_script_that_trains_is_progress_and_one_that_dies_early_
 ) -> None:
     log = tmp_path / "log"
     flags = ("run", "--max-restarts", 10, "--termination-log", log, PROGRAMS / "forgets.py")
-    ended = finish(*flags, OUT=tmp_path, LIVES="24,23,3,3,3", DTJ_MAX_RESTARTS_WITHOUT_PROGRESS=2)
+    ended = finish(*flags, OUT=tmp_path, LIVES="40,35,3,3,3", DTJ_MAX_RESTARTS_WITHOUT_PROGRESS=2)
     assert ended.code == 137
     fields = json.loads(log.read_text())
     assert (fields["inPlace"], fields["withoutProgress"], fields["generation"]) == (3, 2, 4)

@@ -14,8 +14,8 @@ from dtj.checkpoint.objects import locate
 from tests.process.dtj.conftest import PROGRAMS, Finished, Start
 from tests.process.dtj.programs import saves
 from tests.support import s3
+from tests.support.checkpoints import found
 from tests.support.commands import DEADLINE_S
-from tests.unit.dtj.test_checkpoint import found
 
 Finish = Callable[..., Finished]
 

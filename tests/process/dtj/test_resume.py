@@ -275,7 +275,7 @@ out = pathlib.Path(os.environ["OUT"])
 read, load, loaded = reader.read, reader.load, out / "loaded-by-rank-1"
 
 def late(folder):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while not loaded.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     if not loaded.exists():  # an exception would mean a damaged checkpoint

@@ -20,7 +20,7 @@ from tests.process.dtj.conftest import PROGRAMS, SHAPE, Finished, Start, wait_fo
 from tests.process.dtj.test_strategies import STEPS, by_hand, train
 from tests.process.dtj.test_strategies import weights as weights_of
 from tests.support import checkpoints
-from tests.unit.dtj.test_checkpoint import names
+from tests.support.checkpoints import names
 
 Finish = Callable[..., Finished]
 CPU = torch.device("cpu")

@@ -1,6 +1,7 @@
 """Every strategy trains the same model as a hand-written loop in one process; some need less memory."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -25,10 +25,10 @@ CLIP = 0.4  # below the norm of most steps
 STEPS = 6  # an epoch of 16, 16, 16 and 4 samples, and two steps of the next
 
 
-def by_hand(steps: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+def by_hand(steps: int, *, layers: int = SHAPE.layers) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses and final weights of the program gpt.py, in plain torch; it clips the first STEPS steps only."""
     torch.manual_seed(3)
-    model = GPT(SHAPE)
+    model = GPT(replace(SHAPE, layers=layers))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
     tokens = all_tokens()
     losses = []
@@ -71,13 +71,19 @@ def trained(finish_once: Finish, tmp_path_factory: pytest.TempPathFactory) -> Ca
     """Returns the folder of a run of the program gpt.py with these flags; each is run once."""
     found: dict[tuple[object, ...], Path] = {}
 
-    def folder(*flags: object) -> Path:
-        if flags not in found:
-            found[flags] = tmp_path_factory.mktemp("trained") / "out"
-            train(finish_once, found[flags], *flags, EVALUATE=1)
-        return found[flags]
+    def folder(*flags: object, layers: int = SHAPE.layers) -> Path:
+        key = (*flags, layers)
+        if key not in found:
+            found[key] = tmp_path_factory.mktemp("trained") / "out"
+            train(finish_once, found[key], *flags, EVALUATE=1, LAYERS=layers)
+        return found[key]
 
     return folder
+
+
+def layers_for(flags: Sequence[object]) -> int:
+    """One block for tensor parallelism: torch plans its operations for each, for a second a rank."""
+    return 1 if any(str(flag).startswith("tp") for flag in flags) else SHAPE.layers
 
 
 def weights(out: Path, step: int) -> dict[str, torch.Tensor]:
@@ -111,11 +117,12 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 def test_same_losses_weights_and_score_as_by_hand(
     trained: Callable[..., Path], flags: tuple[object, ...]
 ) -> None:
-    expected, final = by_hand(STEPS)
-    out = trained(*flags)
+    layers = layers_for(flags)
+    expected, final = by_hand(STEPS, layers=layers)
+    out = trained(*flags, layers=layers)
     assert losses(out) == pytest.approx(expected, rel=1e-5)
     assert_same(weights(out, STEPS), final)
-    model, tokens = GPT(SHAPE), all_tokens()
+    model, tokens = GPT(replace(SHAPE, layers=layers)), all_tokens()
     model.load_state_dict(final)
     right = (model(tokens[:, :-1]).argmax(-1) == tokens[:, 1:]).sum().item()
     # Rounding may change one prediction.
@@ -180,11 +187,11 @@ def test_checkpoint_is_read_by_any_strategy_at_any_size(
 
     That step is not clipped, so that torch plans fewer operations for tensor parallelism.
     """
-    saved = trained(*saved_by) / "run"
-    expected, final = by_hand(STEPS + 1)
     for number, flags in enumerate(read_by):
-        out = tmp_path / str(number)
-        found = train(finish, out, *flags, "--resume", saved, steps=STEPS + 1, clips=False)
+        out, layers = tmp_path / str(number), layers_for(flags)
+        resume = ("--resume", trained(*saved_by, layers=layers) / "run")
+        expected, final = by_hand(STEPS + 1, layers=layers)
+        found = train(finish, out, *flags, *resume, steps=STEPS + 1, clips=False, LAYERS=layers)
         assert found == pytest.approx(expected[STEPS:], rel=1e-5), flags
         assert_same(weights(out, STEPS + 1), final)
 
@@ -335,6 +342,8 @@ def first_of_two() -> Iterator[None]:
 @pytest.mark.usefixtures("first_of_two")
 def test_mfu_of_tensor_parallel_counts_what_a_rank_computes() -> None:
     """Not the whole operation, as a sharded tensor shows it, nor the one that finds out how it is sharded."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
     split = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Linear(6, 4, bias=False))
     ranks = init_device_mesh("cpu", (2,))
     parallelize_module(split, ranks, {"0": ColwiseParallel(), "1": RowwiseParallel()})

@@ -27,7 +27,8 @@ def accuracy_at_steps(ended: Finished, *steps: int) -> list[float]:
 
 
 def test_two_ranks_learn_digits(finish: Callable[..., Finished]) -> None:
-    assert accuracies(finish("train", "--nproc", 2, DIGITS))[-1] >= 0.97
+    """Eight of its twenty epochs; an e2e test trains all."""
+    assert accuracies(finish("train", "--nproc", 2, DIGITS, "epochs=8"))[-1] >= 0.96
 
 
 def test_one_two_and_four_ranks_learn_the_same(finish: Callable[..., Finished]) -> None:
@@ -50,7 +51,7 @@ def test_own_recipe_is_trained_by_its_path(finish: Callable[..., Finished]) -> N
 
 def test_text_recipe_trains_evaluates_and_prints_a_sample(finish: Callable[..., Finished]) -> None:
     """A very small version: the loss falls from 8 bits per byte."""
-    small = ("kilobytes=60", "epochs=3", "layers=1", "width=32", "context=64", "global_batch=16")
+    small = ("kilobytes=30", "epochs=2", "layers=1", "width=32", "context=64", "global_batch=16")
     ended = finish("train", "--nproc", 2, "dtj.recipes.text:recipe", *small)
     assert ended.code == 0, ended.err
     bits = [float(x) for x in re.findall(r"bits_per_byte ([\d.]+)", ended.out + ended.err)]

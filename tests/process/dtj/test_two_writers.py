@@ -9,7 +9,7 @@ import pytest
 
 from tests.process.dtj.conftest import SIZES, SMALL, Command, Start, free_port, wait_for
 from tests.process.dtj.test_status_server import status
-from tests.unit.dtj.test_checkpoint import names
+from tests.support.checkpoints import names
 
 SENTENCE = "belongs to a process that started later"
 

@@ -24,14 +24,19 @@ from dtj.parallel.pipeline import Pipeline
 from dtj.parallel.stages import Piece
 from dtj.ranks import exchange, waits
 from dtj.ranks.world import World, open_group
-
-for name in preload.MODULES:  # once, and not in each rank that is forked from this process
-    importlib.import_module(name)
+from tests.support.commands import DEADLINE_S
 
 _BYTES = 1 << 26  # more than a connection holds
 _LEFT = 5  # an exit code
-_PATIENCE_S = 60
+_PATIENCE_S = round(DEADLINE_S)
 _CONNECT_S = 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def preloaded() -> None:
+    """Import these once, and not in each rank that is forked from this process."""
+    for name in preload.MODULES:
+        importlib.import_module(name)
 
 
 def fork(
@@ -48,6 +53,8 @@ def fork(
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(_PATIENCE_S)
         store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
+        store.set(f"started-{rank}", "")
+        store.wait(["started-0", "started-1"])  # the limit for connecting does not include the other's start
         world, timeout = World(rank=rank, size=2), timedelta(seconds=connect_s)
         act(open_group(world, (torch.device("cpu"),), store=store, timeout=timeout))
 

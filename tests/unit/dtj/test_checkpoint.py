@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from dtj.checkpoint import paths, placeholders, reader, restore, save, sharded, storage
+from dtj.checkpoint import paths, placeholders, reader, save, sharded, storage
 from dtj.checkpoint.checkpointer import Checkpointer
 from dtj.checkpoint.objects import Location
 from dtj.checkpoint.owner import Deputy, Owner
@@ -32,28 +32,7 @@ from dtj.parallel.strategy import Strategy
 from dtj.ranks.world import World
 from dtj.settings import Settings
 from tests.support import checkpoints
-
-STATE: dict[str, Any] = {"step": 1, "parts": {"w": torch.arange(1000.0)}}
-
-
-def commit(run: Location | Owner, *steps: int, state: dict[str, Any] = STATE, **how: Any) -> Location:
-    owner = run if isinstance(run, Owner) else Owner(run, {})
-    for step in steps:
-        save.prepare(owner, step)
-        folder = save.commit(owner, step, state | {"step": step}, **how)
-    return folder
-
-
-def names(run: Path) -> list[str]:
-    """What is in a run's folder, except for the records of its owner and of its best checkpoint."""
-    return sorted(child.name for child in run.iterdir() if child.name not in paths.RECORDS)
-
-
-def found(run: Location | None, resume: Location | None = None) -> tuple[str | None, list[str]]:
-    """Name of the checkpoint that would be loaded, and the warnings."""
-    warnings: list[str] = []
-    hit = restore.newest(reader.candidates(run, resume), None, load=lambda _: None, say=warnings.append)
-    return (hit.folder.name if hit else None), [w for w in warnings if "resuming" not in w]
+from tests.support.checkpoints import STATE, commit, found, names
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,19 @@ def metric() -> Any:
     return SumMetric()
 
 
+def test_metric_of_one_process_is_that_of_its_samples_each_time(metric: Any) -> None:
+    for _ in range(2):
+        total = evaluate(
+            lambda mb: mb,
+            feed(5, batch=2, once=True, shuffle=False),
+            metric,
+            strategy=single(),
+            precision=Precision("fp32", CPU),
+            group=None,
+        )
+        assert total == 0 + 1 + 2 + 3 + 4
+
+
 def test_ranks_that_split_one_model_count_once_in_a_metric(
     monkeypatch: pytest.MonkeyPatch, metric: Any
 ) -> None:

@@ -18,7 +18,8 @@ from dtj.checkpoint.checkpointer import Checkpointer
 from dtj.checkpoint.objects import ObjectPath, locate
 from dtj.checkpoint.owner import Owner
 from dtj.errors import CheckpointError, RecipeError, SupersededError
-from tests.unit.dtj.test_checkpoint import STATE, checkpointer, commit, found
+from tests.support.checkpoints import STATE, commit, found
+from tests.unit.dtj.test_checkpoint import checkpointer
 
 RUN = ObjectPath("memory://bucket/run")
 

@@ -12,7 +12,7 @@ import torch
 from dtj.checkpoint import paths, save
 from dtj.checkpoint.owner import Deputy, Owner
 from dtj.errors import SupersededError
-from tests.unit.dtj.test_checkpoint import STATE, commit, names
+from tests.support.checkpoints import STATE, commit, names
 
 
 def owner(run: Path, writer: str, **env: str) -> Owner:

@@ -1,4 +1,4 @@
-"""A script that does not use dtj: a step every $STEP_S seconds until $OUT has a file go-39.
+"""A script that does not use dtj: a step every $STEP_S seconds until $OUT has a file finish.
 
 seen-0.txt  one line per step of rank 0
 """
@@ -20,7 +20,7 @@ while not is_over.item():
     optimizer.step()
     time.sleep(float(os.environ["STEP_S"]))
     if dist.get_rank() == 0:
-        is_over[0] = float((OUT / "go-39").exists())
+        is_over[0] = float((OUT / "finish").exists())
         with (OUT / "seen-0.txt").open("a") as seen:
             seen.write("step\n")
     dist.broadcast(is_over, 0)

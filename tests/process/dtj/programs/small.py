@@ -10,7 +10,7 @@ stuck-<pid>      created by the first process that loads sample $STUCK_AT, which
 $STOPS lets that process stop (SIGSTOP) instead.
 $STREAM makes the dataset a stream, which can only be read in order.
 $EVALUATE_FIRST evaluates once before training.
-$FINISH_AT is the step in which the last rank calls run.finish.
+$FINISH_AT is the step in which the last rank calls run.finish. It also does so once there is a file finish.
 $BREAK_AT is the step in which only rank 0 leaves the loop, which is a mistake.
 $STALLED_SAVE_S is how long the first save may take, which then stalls.
 $AFTERWARDS_S is how long the program continues after the last step.
@@ -187,7 +187,7 @@ def main() -> None:
             print(run.step, *mine, file=log, flush=True)
             if run.rank == FAIL_RANK and run.step == FAIL_AT:
                 fail(os.environ.get("FAIL_HOW", "raise"))
-            if run.rank == run.size - 1 and run.step == FINISH_AT:
+            if run.rank == run.size - 1 and (run.step == FINISH_AT or (OUT / "finish").exists()):
                 run.finish()
             inject_fault(run.rank, run.step, "end")
             if run.rank == 0 and run.step == BREAK_AT:

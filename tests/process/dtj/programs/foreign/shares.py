@@ -15,7 +15,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     note.write_text(SharedMemory(create=True, size=8).name)
     os.kill(os.getpid(), signal.SIGKILL)
 segment = Path("/dev/shm") / note.read_text()
-end = time.monotonic() + 10
+end = time.monotonic() + 200
 while segment.exists() and time.monotonic() < end:
     time.sleep(0.01)
 sys.exit("the segment is left" if segment.exists() else None)
