@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import uuid
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,11 @@ from tests.process.dtj.test_status_server import status
 from tests.support.checkpoints import names
 
 SENTENCE = "belongs to a process that started later"
+
+
+def new_uid() -> str:
+    """The tests run side by side; agents of one job would take each other for a second one in their pod."""
+    return uuid.uuid4().hex
 
 
 class Folder:
@@ -84,7 +90,7 @@ def test_ranks_of_a_cut_off_pod_that_start_later_do_not_take_the_folder_back(fol
 @pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
 def test_pod_on_a_lost_node_and_its_replacement(folder: Folder, tmp_path: Path, *, sharded: bool) -> None:
     """Both have the variables of the job, and reach its volume."""
-    env = {"DTJ_JOB": "digits", "DTJ_JOB_UID": "0b5c", "DTJ_AGENT_PORT": free_port()}
+    env = {"DTJ_JOB": "digits", "DTJ_JOB_UID": new_uid(), "DTJ_AGENT_PORT": free_port()}
     flags = ("--nproc", 2, "--parallel", "fsdp" if sharded else "ddp", "--termination-log")
     old = folder.train("old", *flags, tmp_path / "log", hold_at=5, **env)
     new = folder.train("new", *flags, os.devnull, hold_at=9, DTJ_RESTARTS=1, **env)
@@ -100,7 +106,7 @@ def test_pod_on_a_lost_node_and_its_replacement(folder: Folder, tmp_path: Path, 
 
 def test_second_agent_in_a_pod_runs_alone(folder: Folder, start: Start, tmp_path: Path) -> None:
     """`kubectl exec digits-1 -- dtj run check.py`: it has the variables of the job."""
-    env = {"DTJ_JOB": "digits", "DTJ_JOB_UID": "0b5d", "DTJ_AGENT_PORT": free_port(), "WORLD_SIZE": 1}
+    env = {"DTJ_JOB": "digits", "DTJ_JOB_UID": new_uid(), "DTJ_AGENT_PORT": free_port(), "WORLD_SIZE": 1}
     first = folder.train("first", "--termination-log", os.devnull, hold_at=5, **env)
     before = folder.content
     check = tmp_path / "check.py"
