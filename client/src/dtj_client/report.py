@@ -174,6 +174,18 @@ def pod_state(pod: Json) -> str:
     return str(status.get("phase", "Pending"))
 
 
+def failed_init(pod: Json) -> str:
+    """The init container because of which no other container of the pod has started; empty: there is none."""
+    status = pod.get("status") or {}
+    if any("waiting" not in each["state"] for each in status.get("containerStatuses") or ()):
+        return ""
+    inits = status.get("initContainerStatuses") or ()
+    codes = {
+        each["name"]: ((each.get("state") or {}).get("terminated") or {}).get("exitCode") for each in inits
+    }
+    return next((name for name, code in codes.items() if code), "")
+
+
 def _failure(status: Json, now: datetime) -> Iterator[str]:
     failure = status.get("failure")
     if not failure:
