@@ -98,7 +98,7 @@ def prepare(
             fix = "leave it out: an image that has the code has its packages, too"
             raise ClientError(f"no code is sent, so there is no use for {what}", fix)
     if code or extra:
-        made = _pack(request, template, folder, extra or {}, claim, bar)
+        made = _pack(request, template, folder if code else None, extra or {}, claim, bar)
     else:
         made = Delivery(job=manifest.job(request, with_code=False, template=template))
     return replace(made, note=count_processes(made.job["spec"]))

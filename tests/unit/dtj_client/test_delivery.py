@@ -56,6 +56,10 @@ def test_claim_for_code_is_refused_without_code(tmp_path: Path) -> None:
     request, file = Request(name="digits", command=["run_a.py"]), {"run_a.py": ""}
     made = delivery.prepare(request, {}, None, file, code=False, claim="runs")
     assert made.archive is not None, "a function is sent also if the image has the code that it uses"
+    (tmp_path / "other.py").touch()
+    made = delivery.prepare(request, {}, tmp_path, file, code=False)
+    assert made.archive is not None
+    assert made.archive.files == ("run_a.py",), "the folder is not"
 
 
 @pytest.mark.parametrize("code", [True, False])
