@@ -20,6 +20,8 @@ LIMIT = 900 * 1024  # bytes of an archive in a ConfigMap; the API server accepts
 CLAIM_LIMIT = 200 << 20  # bytes of an archive in a claim; it is made in memory, and code is smaller
 IGNORE_FILES = (".gitignore", ".dtjignore")
 NEVER = (".git", ".mypy_cache/", ".ruff_cache/", ".venv/", "venv/", "node_modules/", "__pycache__/", "*.pyc")
+# What a user does not miss: hidden files, caches and what builds write. Ignored ones are not named.
+NOISE = (*NEVER, ".*", "*.egg-info/", "build/", "dist/", "htmlcov/", "*.py[co]")
 # Everybody who may read ConfigMaps in the namespace could read these.
 SECRETS = (
     *(".env", ".env.*", "*.env", ".envrc", "*.pem", "*.key", "*.p12", "*.pfx", ".ssh/"),
@@ -38,12 +40,14 @@ class Archive:
     files    paths inside the folder
     secrets  paths that look like secrets and were left out
     links    paths of symbolic links, which were left out too
+    ignored  paths that .gitignore matches, other than caches; a folder, with a slash behind it, once
     """
 
     data: bytes
     files: tuple[str, ...]
     secrets: tuple[str, ...]
     links: tuple[str, ...]
+    ignored: tuple[str, ...] = ()
 
     @property
     def base64(self) -> str:
@@ -87,8 +91,9 @@ def pack(
     The same files give the same bytes: no times, no owners.
     """
     extra = extra or {}
+    ignored: list[str] = []
     try:
-        found = [path for path in (() if folder is None else _files(folder)) if path not in extra]
+        found = [path for path in (() if folder is None else _files(folder, ignored)) if path not in extra]
     except OSError as error:  # an ignore file, or a folder that shows the names of its files only
         fix = "make it readable, or list its folder in a .dtjignore above it"
         raise ClientError(f"cannot read {error.filename}: {error.strerror}", fix) from error
@@ -111,7 +116,9 @@ def pack(
         ) from None
     except OSError as error:
         raise _unreadable(error, f"a file in {folder.resolve()}") from error
-    return Archive(data=data, files=(*files, *extra), secrets=hidden, links=links)
+    noise = _spec(NOISE)
+    missed = tuple(path for path in ignored if path not in extra and not noise.match_file(path))
+    return Archive(data=data, files=(*files, *extra), secrets=hidden, links=links, ignored=missed)
 
 
 def _unreadable(error: OSError, place: str = "") -> ClientError:
@@ -158,41 +165,52 @@ def _spec(lines: Sequence[str]) -> "GitIgnoreSpec":
     try:
         return GitIgnoreSpec.from_lines(lines)
     except ValueError:
-        return GitIgnoreSpec.from_lines([line for line in lines if is_pattern(line)])
+        return GitIgnoreSpec.from_lines([line if is_pattern(line) else "" for line in lines])
 
 
-def _patterns(folder: Path) -> Iterator[str]:
-    for name in IGNORE_FILES:
-        if (folder / name).is_file():
-            yield from (folder / name).read_text("utf-8-sig", errors="replace").splitlines()
+def _patterns(file: Path) -> list[str]:
+    return file.read_text("utf-8-sig", errors="replace").splitlines() if file.is_file() else []
 
 
-def _files(folder: Path) -> Iterator[str]:
+def _files(folder: Path, left: list[str]) -> Iterator[str]:
     """Yield files and links, without looking into ignored folders or following links.
 
     As for git, an ignore file is about the folder that it is in, and all below, and the nearest one decides.
+
+    left  gets what .gitignore matches; who writes a .dtjignore knows what stays behind
     """
-    rules = {folder: _spec((*NEVER, *_patterns(folder)))}
+    # The number is that of the first pattern of .dtjignore.
+    rules: dict[Path, tuple[GitIgnoreSpec, int]] = {}
+
+    def add(here: Path, always: Sequence[str] = ()) -> None:
+        git, own = (_patterns(here / name) for name in IGNORE_FILES)
+        if always or git or own:
+            rules[here] = _spec((*always, *git, *own)), len(always) + len(git)
 
     def ignored(path: Path, end: str = "") -> bool:
-        above = (each for each in path.parents if each in rules)  # the nearest first
-        found = (
-            rules[each].check_file(f"{path.relative_to(each).as_posix()}{end}").include for each in above
-        )
-        return next((excluded for excluded in found if excluded is not None), False)
+        for above in path.parents:  # the nearest first
+            if above in rules:
+                spec, first = rules[above]
+                found = spec.check_file(f"{path.relative_to(above).as_posix()}{end}")
+                if found.include is not None:
+                    if found.include and found.index is not None and found.index < first:
+                        left.append(f"{path.relative_to(folder).as_posix()}{end}")
+                    return found.include
+        return False
 
     def refuse(error: OSError) -> None:
         raise _unreadable(error) from error
 
+    add(folder, NEVER)
     for root, folders, files in os.walk(folder, onerror=refuse):
         here = Path(root)
-        if here != folder and (lines := [*_patterns(here)]):
-            rules[here] = _spec(lines)
+        if here != folder:
+            add(here)
         links = [name for name in folders if (here / name).is_symlink()]
         folders[:] = sorted(
             name
             for name in folders
-            if not (ignored(here / name, "/") or (here / name / "pyvenv.cfg").is_file())
+            if not ((here / name / "pyvenv.cfg").is_file() or ignored(here / name, "/"))
         )
         for path in (here / name for name in sorted((*files, *links))):
             if (path.is_symlink() or path.is_file()) and not ignored(path):

@@ -18,6 +18,7 @@ import click
 from dtj_client import __version__
 from dtj_client.cli_shared import (
     NAME,
+    NAMES,
     OPTIONAL_NAME,
     Duration,
     echo,
@@ -290,24 +291,26 @@ def events(kubectl: Kubectl, name: str | None) -> None:
     kubectl.show(*words)
 
 
-@dtj.command(short_help="Let the job save a checkpoint and stop its pods.")
-@NAME
+@dtj.command(short_help="Let jobs save a checkpoint and stop their pods.")
+@NAMES
 @for_kubectl
 @click.pass_obj
-def suspend(kubectl: Kubectl, name: str) -> None:
-    """Stop the pods, which save a checkpoint if the program can; the job stays."""
-    _unfinished(kubectl, name).suspend()
-    click.echo(f"{name}: suspended")
+def suspend(kubectl: Kubectl, names: tuple[str, ...]) -> None:
+    """Stop the pods of jobs, which save a checkpoint if the program can; the jobs stay."""
+    for name in names:
+        _unfinished(kubectl, name).suspend()
+        click.echo(f"{name}: suspended")
 
 
 @dtj.command()
-@NAME
+@NAMES
 @for_kubectl
 @click.pass_obj
-def resume(kubectl: Kubectl, name: str) -> None:
-    """Start the pods of a suspended job."""
-    _unfinished(kubectl, name).resume()
-    click.echo(f"{name}: resumed")
+def resume(kubectl: Kubectl, names: tuple[str, ...]) -> None:
+    """Start the pods of suspended jobs."""
+    for name in names:
+        _unfinished(kubectl, name).resume()
+        click.echo(f"{name}: resumed")
 
 
 @dtj.command()
@@ -341,16 +344,17 @@ def stop(kubectl: Kubectl, name: str, yes: bool, timeout: float | None) -> None:
 
 
 @dtj.command()
-@NAME
+@NAMES
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @for_kubectl
 @click.pass_obj
-def delete(kubectl: Kubectl, name: str, yes: bool) -> None:
-    """Delete the job with its pods and their logs; checkpoints stay."""
-    job = Job(name, kubectl)
-    _confirm(job, yes, "delete")
-    job.delete()
-    click.echo(f"{name}: deleted")
+def delete(kubectl: Kubectl, names: tuple[str, ...], yes: bool) -> None:
+    """Delete jobs with their pods and logs; checkpoints stay."""
+    for name in names:
+        job = Job(name, kubectl)
+        _confirm(job, yes, "delete")
+        job.delete()
+        click.echo(f"{name}: deleted")
 
 
 def _unfinished(kubectl: Kubectl, name: str) -> Job:

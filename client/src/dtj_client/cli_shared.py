@@ -18,6 +18,7 @@ from dtj_client.logs import Line
 from dtj_client.report import indented, plain, pod_state
 
 F = TypeVar("F", bound=Callable[..., Any])
+N = TypeVar("N", str, tuple[str, ...])
 
 
 def _job_names(context: click.Context, _argument: click.Parameter, typed: str) -> list[str]:
@@ -51,13 +52,15 @@ WAIT_S = 2.0  # for the first line of a log, before the reason is looked for
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 
 
-def _named(_context: click.Context, _argument: click.Parameter, name: str | None) -> str:
+def _named(_context: click.Context, _argument: click.Parameter, name: N) -> N:
+    """The name or the names. Raises UsageError if there is none."""
     if not name:
         raise click.UsageError("name the job; kubectl dtj get lists them")
     return name
 
 
 NAME = click.argument("name", required=False, metavar="NAME", callback=_named, shell_complete=_job_names)
+NAMES = click.argument("names", nargs=-1, metavar="NAME...", callback=_named, shell_complete=_job_names)
 OPTIONAL_NAME = click.argument("name", required=False, shell_complete=_job_names)  # see newest
 
 

@@ -51,9 +51,18 @@ class Delivery:
         return f"sending {size}, through claim {self.place.claim}, because {why}"
 
     def notes(self) -> Iterator[str]:
-        """Yield a sentence about the secrets that are not sent, one about the links, and the note."""
-        found = (self.archive.secrets, self.archive.links) if self.archive else ((), ())
-        for why, paths in zip(("they look like secrets", "they are links"), found, strict=True):
+        """Yield a sentence about each kind of files that are not sent, and the note."""
+        sent = self.archive
+        found = (
+            {
+                "they look like secrets": sent.secrets,
+                "they are links": sent.links,
+                ".gitignore matches": sent.ignored,
+            }
+            if sent
+            else {}
+        )
+        for why, paths in found.items():
             if paths:
                 more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
                 yield f"not sent, because {why}: {', '.join(paths[:NAMED])}{more}"
@@ -89,7 +98,7 @@ def prepare(
             fix = "leave it out: an image that has the code has its packages, too"
             raise ClientError(f"no code is sent, so there is no use for {what}", fix)
     if code or extra:
-        made = _pack(request, template, folder, extra or {}, claim, bar)
+        made = _pack(request, template, folder if code else None, extra or {}, claim, bar)
     else:
         made = Delivery(job=manifest.job(request, with_code=False, template=template))
     return replace(made, note=count_processes(made.job["spec"]))

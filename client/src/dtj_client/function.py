@@ -38,11 +38,17 @@ def as_program(function: Callable[..., object], *arguments: object, with_folder:
                 f"cannot send an argument: {_shown(each)}",
                 "pass numbers, strings, lists and dictionaries of these",
             )
+    call = f"{function.__name__}({', '.join(map(repr, arguments))})"
+    try:
+        inspect.signature(function, follow_wrapped=False).bind(*arguments)
+    except ValueError:  # Python knows no signature of it
+        pass
+    except TypeError as error:
+        raise ClientError(f"cannot call {call}: {error}", "pass its arguments after the function") from error
     parts: dict[str, str] = {}
     _collect(function.__name__, function, parts, with_folder)
     imports = [each for each in parts.values() if each.startswith(("import ", "from "))]
     others = [each for each in parts.values() if each not in imports]
-    call = f"{function.__name__}({', '.join(map(repr, arguments))})"
     main = f'if __name__ == "__main__":\n    {call}'
     return "\n\n".join([_FUTURE, "\n".join(imports), *others, main]) + "\n"
 

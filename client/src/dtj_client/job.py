@@ -257,7 +257,7 @@ class Job:
             pods = running = patience.ask(self.running_pods, ends)
             while running:
                 self.progress(pods - running, pods)
-                self._sleep(ends, f"{self.name}: {running} pods still run; the job is suspended")
+                self._sleep(ends, f"{self.name}: {running} pods still run")
                 with patience.forgiving():
                     running = self.running_pods()
             with contextlib.suppress(GoneError):  # an earlier question may have had its effect
@@ -289,6 +289,10 @@ class Job:
         """Add to the error for which a job is not deleted that it is suspended."""
         try:
             yield
+        except TimeoutError as error:
+            if not is_suspended:
+                raise
+            raise TimeoutError(f"{error}; job {self.name} is suspended") from error
         except ClientError as error:
             if not is_suspended:
                 raise

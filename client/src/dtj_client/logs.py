@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from dtj_client.errors import ClientError, ForbiddenError, Patience, SilentNodeError, UnreachableError
 from dtj_client.kubectl import JOB_LABEL, Json, Kubectl, index_of
 from dtj_client.progress import Progress, ignore
+from dtj_client.report import failed_init
 
 _TIME = re.compile(r"(?P<at>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d))(?: |$)")
 _RANK = re.compile(r'\[rank (\d+)\] |\{"rank": (\d+)')  # written by the agent in a pod
@@ -87,6 +88,7 @@ def snapshot(
 ) -> Iterator[Line]:
     """Yield what the pods have written so far; a pod whose container has not started has nothing.
 
+    Of a pod with an init container that failed it is the log of that one, behind a line with its name.
     Raises ClientError for an error that all pods have.
     """
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - 12 ms that no other verb needs
@@ -94,15 +96,18 @@ def snapshot(
     unanswered: list[UnreachableError] = []
 
     def read(pod: Json) -> list[Line]:
+        init, index = failed_init(pod), index_of(pod, job)
+        chosen = [f"--container={init}"] if init else []  # the last one counts
+        named = [Line("", index, f"log of init container {init}:")] if init else []
         try:
-            said = kubectl.run("logs", pod["metadata"]["name"], "--timestamps", *flags)
+            said = kubectl.run("logs", pod["metadata"]["name"], "--timestamps", *flags, *chosen)
         except ClientError as error:
             if _is_about_all(error):
                 raise
             if isinstance(error, UnreachableError):
                 unanswered.append(error)
-            return _no_log(index_of(pod, job), error)
-        return list(parse(index_of(pod, job), said.split("\n")))
+            return _no_log(index, error)
+        return [*named, *parse(index, said.split("\n"))]
 
     found: list[list[Line]] = []
     with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -24,10 +24,16 @@ _FINAL = re.compile(
 _PASSING = re.compile(
     "connection broken|Could not fetch URL|HTTPError|HTTP error|ConnectionError|Temporary failure|timed out"
 )
+# Of a proxy that signs by itself, as companies have them, or of an index of one's own: no try changes that.
+_UNTRUSTED = re.compile("CERTIFICATE_VERIFY_FAILED")
+_TRUST = (
+    "pip does not trust the certificate of the package index, or of a proxy: --env PIP_CERT=FILE names "
+    "its authority's, such as ca.crt in the folder of the code; --env PIP_TRUSTED_HOST=HOST skips the check"
+)
 
 
 def main(folder: Path, options: list[str]) -> int:
-    """Install; return pip's exit code, or _BAD_RECIPE if the requirements cannot be met."""
+    """Install; return pip's exit code, or _BAD_RECIPE if no other try can succeed."""
     pip = _pip()
     if pip is None:
         print("the image has neither pip nor ensurepip: build an image with the packages", file=sys.stderr)
@@ -40,14 +46,19 @@ def main(folder: Path, options: list[str]) -> int:
     command = [str(folder / "bin/python"), *pip, "install", "--no-cache-dir", *quiet, *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace") as installing:
         assert installing.stderr is not None
-        final = passing = False
+        found: set[re.Pattern[str]] = set()
         for line in installing.stderr:
             print(line, end="", file=sys.stderr, flush=True)
-            final, passing = final or bool(_FINAL.search(line)), passing or bool(_PASSING.search(line))
-    if installing.returncode and final and passing:  # pip's last line only says that it found no package
-        why = "the package index could not be reached, see above; --env PIP_INDEX_URL=... names another one"
+            found |= {each for each in (_FINAL, _PASSING, _UNTRUSTED) if each.search(line)}
+    if not installing.returncode:
+        return 0
+    if _UNTRUSTED in found:  # also says that the connection broke
+        print(_TRUST, file=sys.stderr)
+        return _BAD_RECIPE
+    if {_FINAL, _PASSING} <= found:  # pip's last line only says that it found no package
+        why = "the package index could not be reached; --env PIP_INDEX_URL=... names another one"
         print(why, file=sys.stderr)
-    return _BAD_RECIPE if installing.returncode and final and not passing else installing.returncode
+    return _BAD_RECIPE if _FINAL in found and _PASSING not in found else installing.returncode
 
 
 def _pip() -> list[str] | None:

@@ -1,5 +1,6 @@
 """One screen about a job: what it does, since when and why, and what to do next. Pure."""
 
+import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -18,6 +19,10 @@ SHARES = (
     ("recovering", "!", "recovering"),
     ("queued", ".", "queued"),
 )
+# Reasons of PodsReady whose message ends with what to do, unless it is so long that the operator cut it.
+_WITH_A_FIX = ("Unschedulable", "ImagePullFailed", "GangsOff")
+_LONGEST_MESSAGE = 1000
+_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _PASSES = {"Recovering": "the operator is replacing what failed", "Terminating": "the job is being deleted"}
 _QUEUED = ("Queued", "Evicted")  # reasons of the condition Suspended that need no action of the user
 _OPERATOR = "kubectl get pods -A -l app.kubernetes.io/name=dtj-operator"
@@ -174,6 +179,18 @@ def pod_state(pod: Json) -> str:
     return str(status.get("phase", "Pending"))
 
 
+def failed_init(pod: Json) -> str:
+    """The init container because of which no other container of the pod has started; empty: there is none."""
+    status = pod.get("status") or {}
+    if any("waiting" not in each["state"] for each in status.get("containerStatuses") or ()):
+        return ""
+    inits = status.get("initContainerStatuses") or ()
+    codes = {
+        each["name"]: ((each.get("state") or {}).get("terminated") or {}).get("exitCode") for each in inits
+    }
+    return next((name for name, code in codes.items() if code), "")
+
+
 def _failure(status: Json, now: datetime) -> Iterator[str]:
     failure = status.get("failure")
     if not failure:
@@ -211,14 +228,17 @@ def advice(name: str, status: Json) -> str:
         case "Succeeded":
             return f"kubectl dtj logs {name}"
         case "Failed":
-            logs = f"; kubectl dtj logs {name} has the logs" if status.get("ready") else ""
-            return f"correct the cause above and submit the job again{logs}"
+            return _advice_if_failed(name, status)
         case "Suspended":
             return _advice_if_suspended(name, status)
         case "Pending" | "Starting" | "Recovering" if (
             blocked.get("status") == "False" and blocked.get("reason") != "Starting"
         ):
-            return f"remove the obstacle: {blocked.get('reason')}; kubectl dtj events {name} has the details"
+            reason, message = str(blocked.get("reason")), str(blocked.get("message") or "")
+            before, _, fix = message.rpartition("; ")
+            says_how = before and reason in _WITH_A_FIX and len(message) < _LONGEST_MESSAGE
+            what = plain(fix) if says_how else f"remove the obstacle: {reason}"
+            return f"{what}; kubectl dtj events {name} has the details"
         case "Recovering" | "Terminating" as phase:
             # Behind the number of pods: what they wait for, such as the end of a back-off.
             waits = str(blocked.get("message") or "").partition("; ")[2] if phase == "Recovering" else ""
@@ -232,6 +252,15 @@ def advice(name: str, status: Json) -> str:
         case None:
             return f"if this lasts, check that the operator runs: {_OPERATOR}"
     return f"kubectl dtj logs -f {name}"
+
+
+def _advice_if_failed(name: str, status: Json) -> str:
+    logs = f"; kubectl dtj logs {name} has the logs" if status.get("ready") else ""
+    said = (status.get("message") or "", (status.get("failure") or {}).get("message") or "")
+    if lacks := _NO_MODULE.search("\n".join(said)):
+        install = "kubectl dtj submit --requirements requirements.txt ... installs"
+        return f"{install} packages that the image lacks, such as {lacks[1]}{logs}"
+    return f"correct the cause above and submit the job again{logs}"
 
 
 def _advice_if_suspended(name: str, status: Json) -> str:

@@ -1,10 +1,16 @@
 """The command of the init container that installs packages, with real pip and a folder of wheels."""
 
+import contextlib
 import hashlib
 import os
+import ssl
 import subprocess
 import sys
+import threading
 import zipfile
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from dtj_client.requirements import Requirements, install
@@ -68,3 +74,40 @@ def test_package_that_does_not_exist_is_final_unless_the_index_could_not_be_aske
     assert "No matching distribution found for greeting==1" in unasked.stderr
     last = unasked.stderr.splitlines()[-1]  # which the job's status shows
     assert last.startswith("the package index could not be reached")
+
+
+@contextlib.contextmanager
+def index(folder: Path, certificate: Path) -> Iterator[str]:
+    """Serve a folder over HTTPS, with a certificate that is made here; yield its URL."""
+    key = certificate.with_suffix(".key")
+    words = f"-x509 -newkey rsa:2048 -nodes -subj /CN=index -keyout {key} -out {certificate}".split()
+    names = ["-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(["openssl", "req", *words, *names], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=folder)) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"https://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_index_whose_certificate_is_not_trusted_is_final_and_says_what_helps(tmp_path: Path) -> None:
+    (tmp_path / "index/greeting").mkdir(parents=True)
+    wheel(tmp_path / "index/greeting", "greeting")
+    with index(tmp_path / "index", tmp_path / "ca.crt") as url:
+        variables = {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": url, "PIP_RETRIES": "1", "PIP_FIND_LINKS": ""}
+        variables |= {
+            "REQUESTS_CA_BUNDLE": "",
+            "CURL_CA_BUNDLE": "",
+        }  # of this machine; they win over PIP_CERT
+        refused = run(tmp_path, "greeting\n", **variables)
+        assert "CERTIFICATE_VERIFY_FAILED" in refused.stderr
+        last = refused.stderr.splitlines()[-1]  # which the job's status shows
+        assert last.startswith("pip does not trust the certificate")
+        assert refused.returncode == 78, "the operator does not restart the job"
+
+        for name, value in (("PIP_CERT", "ca.crt"), ("PIP_TRUSTED_HOST", "127.0.0.1")):
+            assert name in last
+            trusted = run(tmp_path, "greeting\n", **variables, **{name: value})
+            assert trusted.returncode == 0, trusted.stderr

@@ -97,6 +97,20 @@ async def test_first_question_without_an_answer_ends_with_the_timeout(
             await getattr(aio.Job("digits", Silent()), call)(timeout=0)
 
 
+async def test_stop_without_an_answer_says_whether_the_job_is_suspended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Silent, "patch", lambda *_: None)
+    for phase, said in (
+        ("Running", "no answer so far; job digits is suspended"),
+        ("Failed", "no answer so far"),
+    ):
+        _PHASES[:] = [phase]
+        with pytest.raises(TimeoutError) as raised:
+            await aio.Job("digits", Silent()).stop(timeout=0)
+        assert str(raised.value) == said
+
+
 class Stopping(Phases):
     """A cluster that gives no answer to the first question about pods and to the first deletion."""
 

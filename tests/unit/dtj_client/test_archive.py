@@ -70,6 +70,22 @@ def test_secrets_are_never_sent_and_are_named(tmp_path: Path, name: str) -> None
     assert list(unpacked(packed.data)) == ["train.py"]
 
 
+def test_what_gitignore_keeps_here_is_known_but_not_caches(tmp_path: Path) -> None:
+    write(tmp_path, train_py="1", data__raw__a_csv="1", data__raw__b_csv="1", sub__c_csv="1", sub__d_log="1")
+    write(tmp_path, both="1", own="1", kept_csv="1", env__a="1")
+    for folder, name in (("__pycache__", "a.pyc"), (".pytest_cache", "a"), ("env", "pyvenv.cfg")):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / name).touch()
+    (tmp_path / ".gitignore").write_text("raw/\n/\n*_csv\n.*\nboth\nenv/\n__pycache__/\n")
+    (tmp_path / "sub" / ".gitignore").write_text("*_log\n")
+    (tmp_path / ".dtjignore").write_text("own\nboth\n!kept_csv\n")
+
+    packed = pack(tmp_path)
+    assert packed.files == ("kept_csv", "train.py")
+    assert packed.ignored == ("data/raw/", "sub/c_csv", "sub/d_log")
+    assert pack(tmp_path, {"sub/c_csv": ""}).ignored == ("data/raw/", "sub/d_log")
+
+
 def test_virtual_environment_of_any_name_stays(tmp_path: Path) -> None:
     write(tmp_path, train_py="print(1)")
     (tmp_path / "env").mkdir()

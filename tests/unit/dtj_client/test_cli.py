@@ -52,6 +52,7 @@ def run(*words: str) -> int:
         (["logs", "digits", "--previous", "--rank", "0"], "--previous goes with no other option"),
         (["logs", "digits", "-f", "--since", "5x"], "'5x' is not a duration"),
         (["delete"], "name the job; kubectl dtj get lists them"),
+        (["stop"], "name the job; kubectl dtj get lists them"),
     ],
 )
 def test_wrong_usage(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
@@ -159,6 +160,25 @@ def test_job_that_has_finished_is_not_steered(
     monkeypatch.setattr(Job, "phase", "Succeeded")
     assert run(words[0], "digits", *words[1:]) == 1
     assert capsys.readouterr().err == "error: digits has succeeded\n  fix: submit it again as a new job\n"
+
+
+@pytest.mark.parametrize(
+    ("verb", "done"), [("delete", "deleted"), ("suspend", "suspended"), ("resume", "resumed")]
+)
+def test_several_jobs_are_changed_until_one_cannot_be(
+    verb: str, done: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def change(job: Job) -> None:
+        if job.name == "lost":
+            raise GoneError("there is no job lost in this namespace")
+
+    monkeypatch.setattr(Job, "phase", "Running")
+    monkeypatch.setattr(Job, verb, change)
+    yes = ["--yes"] if verb == "delete" else []
+    assert run(verb, *yes, "digits", "text", "lost", "last") == 1
+    said = capsys.readouterr()
+    assert said.out == f"digits: {done}\ntext: {done}\n"
+    assert said.err.startswith("error: there is no job lost")
 
 
 def test_log_without_a_line_says_what_the_pods_do(

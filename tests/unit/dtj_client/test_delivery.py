@@ -56,6 +56,10 @@ def test_claim_for_code_is_refused_without_code(tmp_path: Path) -> None:
     request, file = Request(name="digits", command=["run_a.py"]), {"run_a.py": ""}
     made = delivery.prepare(request, {}, None, file, code=False, claim="runs")
     assert made.archive is not None, "a function is sent also if the image has the code that it uses"
+    (tmp_path / "other.py").touch()
+    made = delivery.prepare(request, {}, tmp_path, file, code=False)
+    assert made.archive is not None
+    assert made.archive.files == ("run_a.py",), "the folder is not"
 
 
 @pytest.mark.parametrize("code", [True, False])
@@ -99,8 +103,9 @@ def test_variables_from_python_may_be_numbers(tmp_path: Path, monkeypatch: pytes
 def test_files_that_stay_behind_are_said_in_python_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("train.py", ".env"):
+    for name in ("train.py", ".env", "data.csv"):
         (tmp_path / name).touch()
+    (tmp_path / ".gitignore").write_text("*.csv\n")
     (tmp_path / "data").symlink_to("/data")
     monkeypatch.setattr(delivery, "submit", lambda _kubectl, sent: sent.job)
     with pytest.warns(UserWarning, match="^not sent, because") as warned:
@@ -108,6 +113,7 @@ def test_files_that_stay_behind_are_said_in_python_too(
     assert [str(each.message).partition("because ")[2] for each in warned] == [
         "they look like secrets: .env",
         "they are links: data",
+        ".gitignore matches: data.csv",
     ]
 
 

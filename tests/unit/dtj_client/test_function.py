@@ -152,6 +152,8 @@ exec("def function(): pass", from_text)
         (functools.partial(train, 3.0), (), "cannot send a value of type partial"),
         (Point(1.0).norm, (), "cannot send a value of type method"),
         (train, (HANDLE,), "cannot send an argument: a value of type object"),
+        (train, (), r"cannot call train\(\): missing a required argument: 'x'"),
+        (train, (1, 2, 3), r"cannot call train\(1, 2, 3\): too many positional arguments"),
     ],
 )
 def test_what_cannot_be_sent_is_named(
@@ -160,6 +162,10 @@ def test_what_cannot_be_sent_is_named(
     with pytest.raises(ClientError, match=said) as raised:
         as_program(function, *arguments)
     assert raised.value.fix
+
+
+def test_call_without_a_known_signature_is_sent() -> None:
+    assert as_program(dict, {"a": 1}).endswith("dict({'a': 1})\n")
 
 
 def test_local_module_may_be_used_if_the_folder_goes_along() -> None:

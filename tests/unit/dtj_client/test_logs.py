@@ -58,6 +58,24 @@ def test_missing_log_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -
     ]
 
 
+@pytest.mark.parametrize("trainer", ["waiting", "terminated"])
+def test_pod_that_an_init_container_kept_from_starting_has_the_log_of_that_one(
+    trainer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(_self: Kubectl, *words: str) -> str:
+        (*_, container) = [word for word in words if word.startswith("--container=")]
+        return f"2026-01-01T00:00:01Z {container}\n"
+
+    monkeypatch.setattr(Kubectl, "run", run)
+    codes = {"code": 0, "packages": 78}
+    inits = [{"name": name, "state": {"terminated": {"exitCode": code}}} for name, code in codes.items()]
+    status = {"initContainerStatuses": inits, "containerStatuses": [{"state": {trainer: {}}}]}
+    pods = [{"metadata": {"name": "digits-0"}, "status": status}]
+    lines = [str(line) for line in snapshot(Kubectl(), pods, "digits", "--container=trainer")]
+    named = ["0| log of init container packages:", "0| --container=packages"]
+    assert lines == (named if trainer == "waiting" else ["0| --container=trainer"])
+
+
 def test_error_of_one_kubelet_does_not_hide_the_other_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(self: Kubectl, *words: str) -> str:
         if words[1] in refused:

@@ -116,6 +116,12 @@ def held(reason: str) -> Json:
     return {"type": "Suspended", "status": "True", "reason": reason}
 
 
+def blocked(message: str) -> Json:
+    """The status of a job whose pods are unschedulable."""
+    reason = {"type": "PodsReady", "status": "False", "reason": "Unschedulable", "message": message}
+    return {"phase": "Pending", "conditions": [reason]}
+
+
 @pytest.mark.parametrize(
     ("status", "advice"),
     [
@@ -171,6 +177,20 @@ def held(reason: str) -> Json:
             },
             "remove the obstacle: Unschedulable",
             id="blocked",
+        ),
+        param(blocked("pod a-0 is unschedulable: no CPU; request less"), "next: request less; kub", id="fix"),
+        param(
+            blocked("pod a-0 is unschedulable: " + "node a: no CPU; " * 70),
+            "remove the obstacle: Unschedulable",
+            id="the message is cut before the fix",
+        ),
+        param(
+            {
+                "phase": "Failed",
+                "failure": {"message": "  File a\nModuleNotFoundError: No module named 'a.b'"},
+            },
+            "submit --requirements requirements.txt ... installs packages that the image lacks, such as a.b",
+            id="a module is missing",
         ),
         param(
             {

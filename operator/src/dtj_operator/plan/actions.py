@@ -30,6 +30,7 @@ class Fault:
     generation: int | None = None
     step: int | None = None
     disruption: bool = False  # the pod was evicted, deleted or lost; it did not fail by itself
+    init_container: str = ""  # that failed, so that no rank of the pod has started
     lacks_program: bool = False  # the container's image does not have the program that it should run
     conditions: tuple[tuple[str, str], ...] = ()  # (type, status) of the pod, for the user's rules
     exit_codes: tuple[tuple[str, int], ...] = ()  # (container, code) of all that ended, likewise
@@ -47,10 +48,22 @@ class Fault:
         if self.reason == "PeerLost" and self.exit_code is None:  # its pod still runs
             return f"{replica}{node} is unreachable" + (f": {why}" if why else "")
         who = replica if self.rank is None else f"rank {self.rank} ({replica})"
+        if self.init_container:
+            who = f"init container {self.init_container} of {replica}"
         how = "was lost" if self.disruption else "failed"
         if self.exit_code is not None:
             how = f"exited with code {self.exit_code}"
-        return f"{who}{node} {how}: {self.reason}" + (f": {why}" if why else "")
+        says_code_again = self.init_container and self.reason == "ExitCode" and why
+        return ": ".join(filter(None, (f"{who}{node} {how}", "" if says_code_again else self.reason, why)))
+
+
+def tail(text: str, limit: int) -> str:
+    """The end of a text, from the beginning of a line on if it has several: at most so many characters."""
+    text = text.strip()
+    if len(text) <= limit:
+        return text
+    kept = text[-limit:]
+    return kept.partition("\n")[2] or kept
 
 
 def headline(message: str) -> str:

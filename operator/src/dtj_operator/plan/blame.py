@@ -16,7 +16,7 @@ from dtj_operator.model.agent_status import Incident
 from dtj_operator.model.exit_report import NO_REPORT, Culprit, ExitReport
 from dtj_operator.model.json import Json
 from dtj_operator.model.views import ContainerView, PodView
-from dtj_operator.plan.actions import Fault, headline
+from dtj_operator.plan.actions import Fault, headline, tail
 from dtj_operator.plan.isolation import isolated_since
 from dtj_operator.plan.snapshot import Snapshot
 
@@ -104,10 +104,12 @@ def _fault_of(s: Snapshot, pod: PodView, isolated: Mapping[int, float]) -> Fault
     code = ended.exit_code if ended else None
     taken_away = pod.deleting or lost or pod.true("DisruptionTarget")
     reason, name = ("NodeLost", "") if lost else _classify(pod, ended, report, taken_away=taken_away)
+    of_init = ended.name if ended is not None and ended.init and not taken_away else ""
+    rank = _only_rank(s, pod.index) if report.rank is None and not of_init else report.rank
     return Fault(
         reason=reason,
         replica=pod.index,
-        rank=_only_rank(s, pod.index) if report.rank is None else report.rank,
+        rank=rank,
         node=pod.node,
         exit_code=code,
         signal=name,
@@ -116,6 +118,7 @@ def _fault_of(s: Snapshot, pod: PodView, isolated: Mapping[int, float]) -> Fault
         generation=report.generation,
         step=report.step,
         disruption=taken_away,
+        init_container=of_init,
         lacks_program=_lacks_program(ended) is not None,
         conditions=tuple((c.type, c.status) for c in pod.conditions),
         exit_codes=tuple((c.name, c.exit_code) for c in pod.containers if c.exit_code is not None),
@@ -142,7 +145,7 @@ def _reported_fault(
         node=s.last_nodes.get(replica, "") if pod is None else pod.node,
         exit_code=exit_code,
         signal=signal_name,
-        message=(by.message or "").strip()[-MESSAGE_TAIL:],
+        message=tail(by.message or "", MESSAGE_TAIL),
         at=_reported_moment(s, by.at) or s.now,
         generation=by.generation,
         step=by.step,
@@ -291,13 +294,13 @@ def _message(pod: PodView, ended: ContainerView | None, report: ExitReport) -> s
     """Why Kubernetes ended the pod, if it says so; else the last words of the container."""
     said = (c.message for c in pod.conditions if (c.type, c.status) == ("DisruptionTarget", "True"))
     why = pod.message or next(said, "") or pod.reason
-    last = (report.message or (ended.message if ended else "")).strip()
+    last = tail(report.message or (ended.message if ended else ""), MESSAGE_TAIL)
     lacks = _lacks_program(ended)
     if ended is not None and lacks is not None:
         last = f"container {ended.name} cannot start: {lacks}; {_PROGRAM_FIX}"
-    elif ended is not None and ended.init:
-        last = f"init container {ended.name}: {last}"
-    return (why or last or (DELETED_BY_OTHERS if pod.deleting else "")).strip()[-MESSAGE_TAIL:]
+    elif ended is not None and ended.init and last:
+        last = f"init container {ended.name}:\n{last}"
+    return tail(why, MESSAGE_TAIL) or last or (DELETED_BY_OTHERS if pod.deleting else "")
 
 
 def _lacks_program(ended: ContainerView | None) -> str | None:

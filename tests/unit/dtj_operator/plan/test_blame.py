@@ -478,7 +478,7 @@ def test_failed_init_container_is_named() -> None:
     fetch = ContainerView(name="fetch", init=True, exit_code=2, message="no such bucket", finished_at=NOW)
     found = fault(FOUR.but(pod(1)._with(phase="Failed", containers=(fetch,))))
 
-    assert (found.exit_code, found.message) == (2, "init container fetch: no such bucket")
+    assert (found.exit_code, found.message) == (2, "init container fetch:\nno such bucket")
 
 
 @pytest.mark.parametrize(
@@ -517,6 +517,19 @@ def test_long_message_keeps_its_end() -> None:
 
     assert len(found.message) == blame.MESSAGE_TAIL
     assert found.message.endswith("the end")
+
+
+def test_long_log_of_an_init_container_is_cut_at_a_line_and_keeps_the_name() -> None:
+    """The kubelet keeps the last 2,048 bytes of a log, which begin within a line."""
+    from dtj_operator.model.views import ContainerView
+
+    said = f"{'ge index; ' * 100}\n" + "WARNING: Retrying\n" * 60 + "no package\n"
+    ended = ContainerView(name="packages", init=True, exit_code=1, message=said[-2048:])
+    found = fault(FOUR.but(pod(0)._with(phase="Failed", containers=(ended,))))
+
+    assert found.message.splitlines()[:2] == ["init container packages:", "WARNING: Retrying"]
+    assert found.rank is None
+    assert found.sentence == "init container packages of replica 0 exited with code 1: no package"
 
 
 def test_vanished_pod_is_reported_with_its_node() -> None:

@@ -42,7 +42,8 @@ UNBLOCKED = frozenset(("Starting", "Suspended", QUEUED, "Evicted", "Deactivated"
 Found = tuple[str, bool, str, str]  # type, status, reason, message
 
 _FIXES = {
-    "Unschedulable": "add or free the missing resources, or request less in the template",
+    "Unschedulable": "add or free the missing resources, or request less in the template, or with --cpu, "
+    "--memory and --gpus of kubectl dtj submit",
     GANGS_OFF: "switch on the feature gate GenericWorkload of kube-scheduler, in Kubernetes 1.36 also "
     "GangScheduling",
     "ImagePullFailed": "correct the image name, or set imagePullSecrets that can pull it",

@@ -36,6 +36,7 @@ from dtj_operator.plan.actions import (
     Ungroup,
     Verdict,
     starts_new_attempt,
+    tail,
 )
 from dtj_operator.plan.cautions import cautions
 from dtj_operator.plan.policies.restart import counters_after
@@ -257,7 +258,7 @@ def _failures(s: Snapshot, fault: Fault | None) -> list[Json]:
         return known
     latest = {"attempt": s.memory.attempt, **_failure_fields(fault)}
     if fault.message:
-        latest["message"] = fault.message[-FAILURE_TAIL:]
+        latest["message"] = tail(fault.message, FAILURE_TAIL)
     return [latest, *(known[1:] if blame.is_known(s, fault) else known)][:MAX_FAILURES]
 
 

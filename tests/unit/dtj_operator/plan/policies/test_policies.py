@@ -266,7 +266,7 @@ SAME_ERROR = TWO.but(pod(1).crashed(1, message="line 7\nKeyError: 'a'")).was(
             ),
             Fail(
                 "RecoveryRule",
-                "rank 1 (replica 1) exited with code 78: ExitCode: init container packages: no x; "
+                "init container packages of replica 1 exited with code 78: no x; "
                 "not restarted because of the built-in rule for exit code 78 (bad recipe or arguments)",
                 ANY,
             ),

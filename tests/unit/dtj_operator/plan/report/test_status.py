@@ -175,7 +175,7 @@ def test_pod_that_waits_for_a_secret_is_reported_within_seconds(
     [
         (
             "1 node(s) had untolerated taint(s), 2 Insufficient nvidia.com/gpu.",
-            "request less in the template",
+            "request less in the template, or with --cpu, --memory and --gpus of kubectl dtj submit",
         ),
         (
             'persistentvolumeclaim "runs" not found. not found',
