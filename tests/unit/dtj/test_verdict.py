@@ -187,6 +187,9 @@ def asleep(probe: Probe, asleep_s: float = 400.0) -> Probe:
         pytest.param({0: WAITING, 1: asleep(ELSEWHERE)}, [1], id="asleep while another rank waits for it"),
         pytest.param({0: WAITING, 1: asleep(ELSEWHERE, 200)}, [], id="a rank that wakes up is not stuck"),
         pytest.param({0: WAITING, 1: asleep(ELSEWHERE), 2: ELSEWHERE}, [], id="one such rank is enough"),
+        pytest.param(
+            {0: WAITING, 1: asleep(replace(ELSEWHERE, does=USES_CPU))}, [], id="starved, but it wants to run"
+        ),
         pytest.param({0: WAITING, 1: LOADING}, [1], id="waits for its data workers"),
         pytest.param({0: LOADING}, [0], id="also if it is alone"),
         pytest.param({0: asleep(ELSEWHERE)}, [], id="a server may sleep while there is nothing to do"),
