@@ -106,7 +106,10 @@ def test_time_without_a_zone_is_refused() -> None:
 
 def test_oom_killer_is_suspected() -> None:
     assert "out of memory" in outcome.describe(end(3, 137), 5)
-    assert "out of memory" in outcome.describe(end(3, 137, reason="OOMKilled"), 5)
+    said = "rank 3 was killed by the kernel after step 5: out of memory"
+    assert outcome.describe(end(3, 137, reason="OOMKilled"), 5) == said
+    limited = replace(end(3, 137, reason="OOMKilled"), message="the memory limit is 1.00 GiB", step=5)
+    assert outcome.summary(limited) == f"{said} (the memory limit is 1.00 GiB)"
     assert outcome.describe(end(3, 139), None) == "rank 3 was killed by SIGSEGV before its first step"
     assert outcome.describe(end(3, 143), None).endswith(
         "killed by SIGTERM before its first step (it was asked to stop)"
