@@ -248,6 +248,8 @@ def test_messages_say_where_ranks_are() -> None:
     assert describe_all({0: barrier, 1: barrier, 2: WAITING}).endswith(
         "; rank 2 in /lib/torch/autograd/graph.py:865 in _engine_run_backward)"
     )
+    assert "different collectives" in describe_all({0: barrier, 1: WAITING})
+    assert "collectives" not in describe_all({0: barrier, 1: barrier}), "a connection may be cut"
     assert describe_all({0: SILENT, 1: ELSEWHERE}).endswith("rank 1 is in /app/train.py:9 in <module>")
     asked = describe_all({0: WAITING, 1: WAITING}, leaving=[1])
     assert asked.startswith("all ranks wait for each other since the pod of rank 1 was asked to terminate")

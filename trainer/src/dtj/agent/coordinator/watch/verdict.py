@@ -113,7 +113,8 @@ def describe_all(probes: Mapping[int, Probe], *, has_ended: bool = False, leavin
             f"no rank is to blame; a handler of SIGTERM must not wait for other ranks ({where})"
         )
     if len(places) == 1 or _all_wait(probes):
-        return f"all ranks wait for each other, so no rank is to blame ({where})"
+        hint = "; usually they called different collectives, or in another order" if "; " in where else ""
+        return f"all ranks wait for each other, so no rank is to blame{hint} ({where})"
     return f"no rank stands out, so no rank is to blame; {describe(rank, probe)}"
 
 
