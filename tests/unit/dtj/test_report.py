@@ -30,7 +30,8 @@ from dtj.agent.wire.outcome import Ending
 from dtj.errors import RecipeError, Stopped, is_peer_loss, lost_peer
 from dtj.ranks import stop
 from dtj.ranks.stop import StopFlag
-from dtj.telemetry import report_pipe
+from dtj.telemetry import heartbeat, report_pipe
+from dtj.telemetry.heartbeat import SharedHeartbeat
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -348,6 +349,28 @@ def _parse(*words: str) -> None:
             "train.py: error: argument --lr: invalid float value: 'x'",
             id="argparse, a value",
         ),
+    ],
+)
+@pytest.mark.parametrize(("step", "code", "reason"), [(None, 78, "BadRecipe"), (3, 2, "ExitCode")])
+def test_wrong_arguments_are_not_retried_unless_they_have_led_to_steps(
+    monkeypatch: pytest.MonkeyPatch, program: Callable[[], None], cause: str,
+    step: int | None, code: int, reason: str,
+) -> None:  # fmt: skip
+    reports: list[dict[str, Any]] = []
+    monkeypatch.setattr(report_pipe, "send", lambda fields, **_: reports.append(fields["failure"]))
+    monkeypatch.setattr(heartbeat, "mine", SharedHeartbeat())
+    if step is not None:
+        heartbeat.mine.stepped(step)
+    assert main._run(program) == code
+    [report] = reports
+    assert (report["reason"], report["exitCode"]) == (reason, code)
+    assert cause in report["message"]
+
+
+@pytest.mark.usefixtures("own_hook")
+@pytest.mark.parametrize(
+    ("program", "cause"),
+    [
         pytest.param(_exit_in_handler, "ZeroDivisionError: no samples", id="while it handled an exception"),
         pytest.param(_exit_instead, "", id="instead of an exception"),
         pytest.param(lambda: sys.exit(3), "", id="with a code only"),
@@ -358,7 +381,7 @@ def test_exit_code_is_reported_with_the_exception_that_led_to_it(
 ) -> None:
     reports: list[dict[str, Any]] = []
     monkeypatch.setattr(report_pipe, "send", lambda fields, **_: reports.append(fields["failure"]))
-    assert main._run(program) == (2 if isinstance(program, partial) else 3)
+    assert main._run(program) == 3
     [report] = reports
     assert (report["reason"], report["message"].rpartition("\n")[2]) == ("ExitCode", cause)
 
