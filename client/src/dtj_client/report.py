@@ -87,6 +87,8 @@ def _progress(status: Json) -> Iterator[str]:
         words.append(f"loss {progress['loss']}")
     if progress.get("eta") and status.get("phase") == "Running":
         words.append(f"done at about {progress['eta']}")
+    if found := stalled(status):
+        words.append(found)
     if words:
         yield f"  {', '.join(words)}"
 
@@ -283,6 +285,27 @@ def since(moment: str | None, now: datetime) -> str:
     if not moment:
         return ""
     return age((now - datetime.fromisoformat(moment).astimezone(UTC)).total_seconds())
+
+
+def stalled(status: Json) -> str:
+    """For how many minutes a running job has reported no newer step; empty if it is less, or unknown.
+
+    By the moment of the last answer: with many jobs the status may be minutes old.
+    """
+    progress, ready = status.get("progress") or {}, condition(status, "PodsReady")
+    has_step = "step" in progress
+    ready_at, step_at, seen_at = (
+        ready.get("lastTransitionTime"),
+        progress.get("stepAt"),
+        progress.get("observedAt"),
+    )
+    is_known = ready_at and seen_at and bool(step_at) == has_step
+    if status.get("phase") != "Running" or ready.get("status") != "True" or not is_known:
+        return ""
+    seen, *moments = [datetime.fromisoformat(moment) for moment in (seen_at, ready_at, step_at) if moment]
+    began = max(moments)
+    minutes = int((seen - began).total_seconds()) // 60
+    return f"{'no newer step' if has_step else 'no step yet'} for {minutes} min" if minutes > 0 else ""
 
 
 def plain(line: str) -> str:

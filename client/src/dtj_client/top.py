@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from dtj_client.kubectl import Json
-from dtj_client.report import condition, plain, since
+from dtj_client.report import condition, plain, since, stalled
 
 HEADER = ("NAME", "PHASE", "FOR", "READY", "STEP", "SAMPLES/S", "GOODPUT", "RESTARTS", "PROBLEM")
 
@@ -42,7 +42,7 @@ def _row(job: Json, now: datetime) -> tuple[str, ...]:
 
 
 def problem(status: Json) -> str:
-    """A hang, a slow rank, pods that cannot start: the first of these that the operator reports."""
+    """A hang, a slow rank, pods that cannot start: the first that the operator reports; else a stall."""
     phase = status.get("phase")
     if phase == "Failed":
         return str(status.get("message") or "")
@@ -50,4 +50,4 @@ def problem(status: Json) -> str:
         found = condition(status, kind)
         if phase in phases and found.get("status") == "False":
             return " ".join(str(found.get("message") or found.get("reason") or "").split())
-    return ""
+    return stalled(status)

@@ -181,7 +181,7 @@ async def test_agent_that_can_rejoin_narrows_the_scope_until_the_next_attempt(
         assert job["status"]["restarts"]["inPlace"] == job["status"]["restarts"]["counted"] == 2
         assert job["status"]["goodput"]["productiveSeconds"] == 90
         assert (job["status"]["failure"]["node"], job["status"]["failure"]["signal"]) == ("node-1", "SIGKILL")
-        assert "rank 1 (replica 1) on node node-1" in (await cluster.until_event("Healed"))["note"]
+        assert "rank 1 (replica 1) on node node-1" in (await cluster.until_event("RestartedInPlace"))["note"]
 
         kubelet.starts = True
         await kubelet.finish("job-1", 1)

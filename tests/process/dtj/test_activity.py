@@ -25,7 +25,7 @@ PROGRAM = """
 import os, runpy, signal, subprocess, sys, time
 
 def compute():
-    end = time.process_time() + 0.2
+    end = time.process_time() + 0.5
     while time.process_time() < end:
         pass
 
@@ -247,7 +247,8 @@ IDLE = Usage(
         pytest.param(IDLE, False, id="nothing"),
         pytest.param(IDLE._replace(wakeups=2000), False, id="woken"),
         pytest.param(IDLE._replace(cpu_s=5.5), False, id="polling twice a second"),
-        pytest.param(IDLE._replace(cpu_s=5.7), True, id="work"),
+        pytest.param(IDLE._replace(cpu_s=5 + 600 * 6 * 0.0025), False, id="six groups of gloo that wait"),
+        pytest.param(IDLE._replace(cpu_s=20.0), True, id="work"),
         pytest.param(IDLE._replace(io_bytes=8), True, id="a byte"),
         pytest.param(IDLE._replace(pids=frozenset({1, 3})), True, id="another process"),
         pytest.param(IDLE._replace(is_busy=True), True, id="a slow disk, or a debugger"),

@@ -48,6 +48,20 @@ dist.barrier()
 print("done", way, flush=True)
 dist.destroy_process_group()
 """
+# One thread of each group wakes up a hundred times a second, also while nothing is sent.
+HANGS_IN_GROUPS = """
+import os, time
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+groups = [dist.new_group(backend="gloo") for _ in range(5)]
+dist.barrier()
+if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    time.sleep(100_000)
+dist.barrier()
+print("done", flush=True)
+dist.destroy_process_group()
+"""
 # The limits here are so short that a busy machine may exceed them; the job heals from that, too.
 RESTARTS = 5
 Finish = Callable[..., Finished]
@@ -106,6 +120,15 @@ def test_rank_without_activity_before_the_first_step_is_named_killed_and_restart
     assert ended.code == 0, ended.err
     assert re.search(rf"failed: no step yet and no activity for \d+ s: {where}", ended.err)
     assert_identical(weights(unbroken(2, PLAIN=1)), weights(tmp_path))
+
+
+def test_threads_of_gloo_do_not_hide_a_hang_before_the_first_step(finish: Finish, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(HANGS_IN_GROUPS)
+    ended = finish("run", "--nproc", 2, "--max-restarts", RESTARTS, script, DTJ_HANG_SECONDS=1)
+    assert ended.code == 0, ended.err
+    named = rf"rank 1 failed: no step yet and no activity for \d+ s: rank 1 is in {script}:\d+ in <module>"
+    assert re.search(named, ended.err)
 
 
 def test_data_workers_that_stop_after_some_steps_are_found(finish: Finish, tmp_path: Path) -> None:

@@ -119,7 +119,8 @@ def test_stacks_show_where_every_rank_is_now(start: Start, tmp_path: Path) -> No
     os.kill(pids[1], signal.SIGSTOP)
     first, second = get(port, "/stacks").split("rank 1, ")
     assert first.startswith(f"rank 0, pid {pids[0]}, step None\n")
-    assert f'File "{script}", line 3 in nap' in first
+    nap, line = f'File "{script}", line 3 in nap', f'File "{script}", line 4 in <module>'
+    assert first.rstrip().endswith(f"{nap}\n  {line}"), "without what called the program"
     assert second == f"pid {pids[1]}, step None\nno stack: the process does not respond\n"
     os.kill(pids[1], signal.SIGCONT)
     wait_for(lambda: get(port, "/stacks").count(f'File "{script}", line 3 in nap') == 2, "rank 1 to respond")

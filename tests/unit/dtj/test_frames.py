@@ -1,14 +1,16 @@
 """What the stacks of a rank say about where its main thread is, and about its collectives."""
 
 import sysconfig
+import threading
 
 import pytest
 import torch
 import torch.distributed
 
-from dtj.agent.rank.own_stacks import collectives
-from dtj.agent.replica.frames import collectives_of, place_of
+from dtj.agent.rank.own_stacks import collectives, stacks_of_others
+from dtj.agent.replica.frames import collectives_of, place_of, without_callers
 from dtj.agent.wire.probe import NOWHERE, Place
+from dtj.cli import program
 
 LIBRARY = sysconfig.get_path("purelib") + "/torch/nn/modules/linear.py"
 # As torch 2.11 wrote it on an H100, in a rank that waited for its peer.
@@ -32,6 +34,31 @@ def stacks(*threads: list[str], main: str = "Current thread") -> str:
         "\n".join([f"{name} 0x1 (most recent call first):", *frames])
         for name, frames in zip(names, threads, strict=True)
     )
+
+
+def test_stacks_end_where_the_program_begins() -> None:
+    users, ours = frame("/app/train.py"), [frame(program.__file__), frame("/lib/click/core.py")]
+    module = [frame("<frozen runpy>"), frame("<frozen runpy>")]
+    for calls in (ours, [*module, *ours]):
+        text = stacks([frame("/app/other.py")], [users, *calls], main="Main thread") + "\nNCCL group 0: 1\n"
+        short = stacks([frame("/app/other.py")], [users], main="Main thread") + "\nNCCL group 0: 1\n"
+        assert without_callers(text) == short
+    for whole in (stacks(ours), stacks([users, frame("/lib/atexit.py")])):
+        assert without_callers(whole) == whole, "it does not run the program"
+
+
+def test_threads_have_names_and_our_own_no_frames() -> None:
+    is_over = threading.Event()
+    threads = [threading.Thread(target=is_over.wait, name=name) for name in ("loads", "dtj-sends")]
+    for thread in threads:
+        thread.start()
+    blocks = stacks_of_others().split("\n\n")
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    users, ours = (next(each for each in blocks if f"[{thread.name}]" in each) for thread in threads)
+    assert "threading.py" in users
+    assert ours.strip() == f"Thread 0x{threads[1].ident:016x} [dtj-sends]"
 
 
 @pytest.mark.parametrize(

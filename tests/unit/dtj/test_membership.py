@@ -659,6 +659,11 @@ def test_ranks_of_a_program_without_steps_start_again_at_once_after_another_erro
     [
         pytest.param([end(1, 1), end(2, 1), end(1, 1)], [True, True, False], id="the same code, on any rank"),
         pytest.param([end(1, 1), OTHER, end(1, 1), end(1, 1)], [True] * 4, id="another between"),
+        pytest.param(
+            [replace(end(rank, 137), reason="OOMKilled", message=f"{rank} GiB") for rank in range(3)],
+            [True, True, False],
+            id="out of memory, whatever the limit is",
+        ),
         pytest.param([end(1, 137)] * 4, [True] * 4, id="a signal, which may come from outside"),
     ],
 )

@@ -26,6 +26,23 @@ def test_machine_without_the_counter_has_no_kills(tmp_path: Path) -> None:
     assert not OomKills(tmp_path / "memory.events").take()
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "limit"),
+    [
+        pytest.param("memory.max", f"{3 * 2**29}\n", "1.50 GiB", id="cgroup v2"),
+        pytest.param("memory.limit_in_bytes", f"{2**30}\n", "1.00 GiB", id="cgroup v1"),
+        pytest.param("memory.max", "max\n", "", id="no limit"),
+        pytest.param("memory.limit_in_bytes", "9223372036854771712\n", "", id="no limit in v1"),
+    ],
+)
+def test_limit_is_known(tmp_path: Path, name: str, text: str, limit: str) -> None:
+    events = tmp_path / "events"
+    events.write_text(V2.format(0))
+    (tmp_path / name).write_text(text)
+    said = OomKills(events).limit()
+    assert (limit in said and "--memory" in said) if limit else not said
+
+
 def test_kill_that_no_rank_died_of_is_forgotten(tmp_path: Path) -> None:
     """A data worker was killed, and its rank continues: a later SIGKILL of a rank has another cause."""
     events = tmp_path / "memory.events"

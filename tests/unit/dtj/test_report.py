@@ -30,7 +30,8 @@ from dtj.agent.wire.outcome import Ending
 from dtj.errors import RecipeError, Stopped, is_peer_loss, lost_peer
 from dtj.ranks import stop
 from dtj.ranks.stop import StopFlag
-from dtj.telemetry import report_pipe
+from dtj.telemetry import heartbeat, report_pipe
+from dtj.telemetry.heartbeat import SharedHeartbeat
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -106,7 +107,10 @@ def test_time_without_a_zone_is_refused() -> None:
 
 def test_oom_killer_is_suspected() -> None:
     assert "out of memory" in outcome.describe(end(3, 137), 5)
-    assert "out of memory" in outcome.describe(end(3, 137, reason="OOMKilled"), 5)
+    said = "rank 3 was killed by the kernel after step 5: out of memory"
+    assert outcome.describe(end(3, 137, reason="OOMKilled"), 5) == said
+    limited = replace(end(3, 137, reason="OOMKilled"), message="the memory limit is 1.00 GiB", step=5)
+    assert outcome.summary(limited) == f"{said} (the memory limit is 1.00 GiB)"
     assert outcome.describe(end(3, 139), None) == "rank 3 was killed by SIGSEGV before its first step"
     assert outcome.describe(end(3, 143), None).endswith(
         "killed by SIGTERM before its first step (it was asked to stop)"
@@ -345,6 +349,28 @@ def _parse(*words: str) -> None:
             "train.py: error: argument --lr: invalid float value: 'x'",
             id="argparse, a value",
         ),
+    ],
+)
+@pytest.mark.parametrize(("step", "code", "reason"), [(None, 78, "BadRecipe"), (3, 2, "ExitCode")])
+def test_wrong_arguments_are_not_retried_unless_they_have_led_to_steps(
+    monkeypatch: pytest.MonkeyPatch, program: Callable[[], None], cause: str,
+    step: int | None, code: int, reason: str,
+) -> None:  # fmt: skip
+    reports: list[dict[str, Any]] = []
+    monkeypatch.setattr(report_pipe, "send", lambda fields, **_: reports.append(fields["failure"]))
+    monkeypatch.setattr(heartbeat, "mine", SharedHeartbeat())
+    if step is not None:
+        heartbeat.mine.stepped(step)
+    assert main._run(program) == code
+    [report] = reports
+    assert (report["reason"], report["exitCode"]) == (reason, code)
+    assert cause in report["message"]
+
+
+@pytest.mark.usefixtures("own_hook")
+@pytest.mark.parametrize(
+    ("program", "cause"),
+    [
         pytest.param(_exit_in_handler, "ZeroDivisionError: no samples", id="while it handled an exception"),
         pytest.param(_exit_instead, "", id="instead of an exception"),
         pytest.param(lambda: sys.exit(3), "", id="with a code only"),
@@ -355,7 +381,7 @@ def test_exit_code_is_reported_with_the_exception_that_led_to_it(
 ) -> None:
     reports: list[dict[str, Any]] = []
     monkeypatch.setattr(report_pipe, "send", lambda fields, **_: reports.append(fields["failure"]))
-    assert main._run(program) == (2 if isinstance(program, partial) else 3)
+    assert main._run(program) == 3
     [report] = reports
     assert (report["reason"], report["message"].rpartition("\n")[2]) == ("ExitCode", cause)
 

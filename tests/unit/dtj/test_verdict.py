@@ -187,6 +187,9 @@ def asleep(probe: Probe, asleep_s: float = 400.0) -> Probe:
         pytest.param({0: WAITING, 1: asleep(ELSEWHERE)}, [1], id="asleep while another rank waits for it"),
         pytest.param({0: WAITING, 1: asleep(ELSEWHERE, 200)}, [], id="a rank that wakes up is not stuck"),
         pytest.param({0: WAITING, 1: asleep(ELSEWHERE), 2: ELSEWHERE}, [], id="one such rank is enough"),
+        pytest.param(
+            {0: WAITING, 1: asleep(replace(ELSEWHERE, does=USES_CPU))}, [], id="starved, but it wants to run"
+        ),
         pytest.param({0: WAITING, 1: LOADING}, [1], id="waits for its data workers"),
         pytest.param({0: LOADING}, [0], id="also if it is alone"),
         pytest.param({0: asleep(ELSEWHERE)}, [], id="a server may sleep while there is nothing to do"),
@@ -245,6 +248,8 @@ def test_messages_say_where_ranks_are() -> None:
     assert describe_all({0: barrier, 1: barrier, 2: WAITING}).endswith(
         "; rank 2 in /lib/torch/autograd/graph.py:865 in _engine_run_backward)"
     )
+    assert "different collectives" in describe_all({0: barrier, 1: WAITING})
+    assert "collectives" not in describe_all({0: barrier, 1: barrier}), "a connection may be cut"
     assert describe_all({0: SILENT, 1: ELSEWHERE}).endswith("rank 1 is in /app/train.py:9 in <module>")
     asked = describe_all({0: WAITING, 1: WAITING}, leaving=[1])
     assert asked.startswith("all ranks wait for each other since the pod of rank 1 was asked to terminate")

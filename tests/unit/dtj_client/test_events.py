@@ -12,7 +12,7 @@ OLD = {
     "metadata": {},
     "lastTimestamp": "2026-01-01T12:00:05Z",
     "count": 3,
-    "reason": "Healed",
+    "reason": "RestartedInPlace",
     "message": "m",
 }
 NEW = {
@@ -34,9 +34,9 @@ def test_events_of_either_kind_are_in_the_order_of_time(monkeypatch: pytest.Monk
     found = Job("digits").events()
     assert found == [
         Event("2026-01-01T12:00:04Z", "Warning", "Restarting", "", 4),
-        Event("2026-01-01T12:00:05Z", "Normal", "Healed", "m", 3),
+        Event("2026-01-01T12:00:05Z", "Normal", "RestartedInPlace", "m", 3),
     ]
-    assert str(found[1]) == "2026-01-01T12:00:05Z Normal Healed: m (3 times)"
+    assert str(found[1]) == "2026-01-01T12:00:05Z Normal RestartedInPlace: m (3 times)"
 
 
 UNPREPARED: dict[str, Any] = {

@@ -17,6 +17,38 @@ def shown(status: Json, *pods: Json, replicas: int = 1) -> str:
     return "\n".join(report(job, pods, NOW))
 
 
+@pytest.mark.parametrize(
+    ("progress", "said"),
+    [
+        param(
+            {"step": 21, "stepAt": "2026-01-01T11:56:40Z"}, "  step 21, no newer step for 3 min", id="a hang"
+        ),
+        param({"step": 21, "stepAt": "2026-01-01T11:59:01Z"}, "  step 21", id="a step a moment ago"),
+        param(
+            {"step": 21, "stepAt": "2026-01-01T11:00:00Z"},
+            "  step 21, no newer step for 16 min",
+            id="resumed",
+        ),
+        param({"step": 21}, "  step 21", id="an operator that does not report it"),
+        param({"observedAt": "2026-01-01T11:59:59Z"}, "  no step yet for 16 min", id="a first step"),
+        param(
+            {"step": 21, "stepAt": "2026-01-01T11:46:40Z", "observedAt": "2026-01-01T11:46:40Z"},
+            "  step 21",
+            id="an old status",
+        ),
+        param({}, None, id="no agent"),
+    ],
+)
+def test_running_job_without_a_newer_step_says_for_how_long(progress: Json, said: str | None) -> None:
+    ready = {"type": "PodsReady", "status": "True", "lastTransitionTime": "2026-01-01T11:43:30Z"}
+    progress = {"observedAt": "2026-01-01T12:00:00Z", **progress} if progress else {}
+    status = {"phase": "Running", "conditions": [ready], "progress": progress}
+    status |= {"step": str(progress["step"])} if "step" in progress else {}
+    line = shown(status).splitlines()[1]
+    assert line == said or (said is None and "step" not in line)
+    assert "newer" not in shown(status | {"phase": "Succeeded"})
+
+
 def pod(index: int, node: str = "node-a", **status: Any) -> Json:
     return {"metadata": {"name": f"digits-{index}"}, "spec": {"nodeName": node}, "status": status}
 

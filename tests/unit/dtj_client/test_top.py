@@ -32,6 +32,15 @@ def test_jobs_that_run_come_first_and_problems_are_named() -> None:
             restarts={"total": 1},
             conditions=[slow],
         ),
+        job(
+            "hangs",
+            phase="Running",
+            step="5/9",
+            progress={"step": 5, "stepAt": "2026-01-01T11:58:40Z", "observedAt": "2026-01-01T12:00:00Z"},
+            conditions=[
+                {"type": "PodsReady", "status": "True", "lastTransitionTime": "2026-01-01T10:00:00Z"}
+            ],
+        ),
         job("big", phase="Pending", conditions=[blocked]),
         job("again", phase="Recovering", conditions=[blocked]),
         {"metadata": {"name": "new"}, "spec": {}},
@@ -40,11 +49,12 @@ def test_jobs_that_run_come_first_and_problems_are_named() -> None:
         "NAME   PHASE       FOR    READY  STEP  SAMPLES/S  GOODPUT  RESTARTS  PROBLEM",
         "again  Recovering  -      -      -     -          -        0         Unschedulable",
         "big    Pending     -      -      -     -          -        0         Unschedulable",
+        "hangs  Running     -      -      5/9   -          -        0         no newer step for 1 min",
         "new    -           -      -      -     -          -        0",
         "train  Running     3m20s  2/2    5/9   80         97.0 %   1         rank 3 is ?[2J slow",
         "old    Succeeded   -      0/2    9/9   -          -        0",
     ]
-    assert [len(line) for line in table(jobs, NOW, 10)] == [10, 10, 10, 10, 10, 10]
+    assert [len(line) for line in table(jobs, NOW, 10)] == [10] * 7
 
 
 def test_each_rank_has_a_colour_and_a_pipe_has_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,7 +61,7 @@ def _of_status(job: Json) -> Iterator[Json]:
 
 
 def _of_event(event: Json) -> Json:
-    kind = "restart" if event["reason"] in ("Restarting", "Healed") else "note"
+    kind = "restart" if event["reason"] in ("Restarting", "RestartedInPlace") else "note"
     if kind == "note" and event["type"] == "Warning":
         kind = "warning"
     again = f" ({event['count']} times)" if event["count"] > 1 else ""

@@ -31,7 +31,8 @@ DELETED_BY_OTHERS = "the pod was deleted (not by the operator)"
 RELABELLED = "a label by which the operator finds the pod was changed, so the pod is replaced"
 STOPPED = "Stopped"  # the agents stopped all ranks on request
 DISRUPTIONS = ("Evicted", "NodeLost")
-PROGRAM_ERRORS = ("Exception", "ExitCode")
+# The same one again is expected if the program does the same again.
+PROGRAM_ERRORS = ("Exception", "ExitCode", "OOMKilled")
 # What runc and crun say, behind other words, of a program that they cannot find or execute.
 _NO_PROGRAM = re.compile(
     r'exec: "[^"]+":( stat \S+:)? (executable file not found in \$PATH|no such file or directory'
@@ -113,7 +114,7 @@ def _fault_of(s: Snapshot, pod: PodView, isolated: Mapping[int, float]) -> Fault
         node=pod.node,
         exit_code=code,
         signal=name,
-        message=_node_message(s, pod) if lost else _message(pod, ended, report),
+        message=_node_message(s, pod) if lost else _message(s, pod, ended, report),
         at=_moment(s, pod, ended, report),
         generation=report.generation,
         step=report.step,
@@ -183,7 +184,8 @@ def is_same_error(fault: Fault, failure: Json) -> bool:
     return (
         fault.reason in PROGRAM_ERRORS
         and (fault.reason, fault.exit_code) == (failure.get("reason"), failure.get("exitCode"))
-        and headline(fault.message) == headline(failure.get("message") or "")
+        # What is said of an OOM kill is not its cause: a step, or the last line of a log.
+        and (fault.reason == "OOMKilled" or headline(fault.message) == headline(failure.get("message") or ""))
     )
 
 
@@ -290,7 +292,7 @@ def _reported(reason: str, signal_name: str) -> tuple[str, str]:
     return ("Signal" if signal_name else "ExitCode"), signal_name
 
 
-def _message(pod: PodView, ended: ContainerView | None, report: ExitReport) -> str:
+def _message(s: Snapshot, pod: PodView, ended: ContainerView | None, report: ExitReport) -> str:
     """Why Kubernetes ended the pod, if it says so; else the last words of the container."""
     said = (c.message for c in pod.conditions if (c.type, c.status) == ("DisruptionTarget", "True"))
     why = pod.message or next(said, "") or pod.reason
@@ -300,7 +302,18 @@ def _message(pod: PodView, ended: ContainerView | None, report: ExitReport) -> s
         last = f"container {ended.name} cannot start: {lacks}; {_PROGRAM_FIX}"
     elif ended is not None and ended.init and last:
         last = f"init container {ended.name}:\n{last}"
+    elif ended is not None and ended.reason == "OOMKilled" and not report.message:  # and the agent with it
+        last = f"{last}\n{_out_of_memory(s, ended)}".strip()
     return tail(why, MESSAGE_TAIL) or last or (DELETED_BY_OTHERS if pod.deleting else "")
+
+
+def _out_of_memory(s: Snapshot, ended: ContainerView) -> str:
+    """What the kernel killed, and how to raise its limit."""
+    trainer = s.job.trainer_container
+    limits = (trainer.get("resources") or {}).get("limits") or {}
+    if ended.name != s.job.trainer or "memory" not in limits:
+        return f"container {ended.name} was out of memory"
+    return f"out of memory: the memory limit is {limits['memory']}; kubectl dtj submit --memory sets it"
 
 
 def _lacks_program(ended: ContainerView | None) -> str | None:

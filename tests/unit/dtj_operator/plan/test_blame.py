@@ -472,6 +472,24 @@ def test_words_of_kubernetes_come_before_those_of_the_program_that_it_ended(give
     assert fault(FOUR.but(given)).message == message
 
 
+@pytest.mark.parametrize(
+    ("container", "said"),
+    [
+        param(
+            {"resources": {"limits": {"memory": "1Gi"}}},
+            "the memory limit is 1Gi; kubectl dtj submit --memory",
+            id="limit",
+        ),
+        param({}, "container trainer was out of memory", id="no limit"),
+    ],
+)
+def test_memory_limit_is_named_if_the_kernel_killed_the_agent_too(container, said) -> None:
+    killed = pod(1).crashed(137, reason="OOMKilled", message="step 7")
+    assert said in fault(FOUR.container(**container).but(killed)).sentence
+    reported = pod(1).reported(137, reason="OOMKilled", message="rank 1: 3 GiB")
+    assert fault(FOUR.container(**container).but(reported)).message == "rank 1: 3 GiB"
+
+
 def test_failed_init_container_is_named() -> None:
     from dtj_operator.model.views import ContainerView
 

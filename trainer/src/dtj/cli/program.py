@@ -37,7 +37,12 @@ def script(path: str, words: Sequence[str]) -> Program:
         main = _new_main()
         main.__file__, main.__loader__ = str(file), SourceFileLoader("__main__", str(file))
         vars(main)["__cached__"] = None
-        exec(compile(file.read_bytes(), file, "exec"), vars(main))
+        try:
+            code = compile(file.read_bytes(), file, "exec")
+        except SyntaxError as error:  # another try would find the same
+            what = f"{path}, line {error.lineno}: {type(error).__name__}: {error.msg}"
+            raise RecipeError(what, fix=f"correct the script: {(error.text or '').strip()}") from error
+        exec(code, vars(main))
 
     return program
 

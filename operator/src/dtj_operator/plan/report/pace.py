@@ -79,7 +79,8 @@ def _urgent(status: Json) -> Json:
 
 def _replacing(status: Json) -> Json:
     """The pods are deleted only once this is stored; that one of them is gone can wait."""
-    return (status.get("memory") or {}).get("replacing") or {}
+    found = (status.get("memory") or {}).get("replacing")
+    return found if isinstance(found, dict) else {}  # a person may have edited it
 
 
 def _deferrable(status: Json) -> Json:

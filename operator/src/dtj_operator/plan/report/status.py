@@ -215,7 +215,7 @@ def _progress(s: Snapshot) -> Json | None:
 
     After a restart the known step stays until the agent reports one.
     """
-    fields = dict(s.memory.progress)
+    fields = before = dict(s.memory.progress)
     answer = s.answer
     if answer is not None and (answer.step is not None or "step" not in fields):
         fields = _position(answer) | {
@@ -226,6 +226,10 @@ def _progress(s: Snapshot) -> Json | None:
     if last.step is not None and (step is None or last.step > step):
         known = {name: value for name, value in _position(last).items() if value is not None}
         fields |= known | {"eta": None, "observedAt": times.rfc3339(s.now)}
+    if fields.get("step") is not None:
+        is_same = fields["step"] == before.get("step")
+        first_read = before.get("stepAt") if is_same else None
+        fields["stepAt"] = first_read or fields.get("observedAt")
     return {name: value for name, value in fields.items() if value is not None} or None
 
 
@@ -309,7 +313,7 @@ def _in_place_event(s: Snapshot, new: Json) -> Event | None:
         return None
     fault = blame.in_place_fault(s)
     what = f"; last: {fault.sentence}" if fault else ""
-    return Event("Warning", "Healed", f"{_count(healed, 'in-place restart')}{what}", str(number))
+    return Event("Warning", "RestartedInPlace", f"{_count(healed, 'in-place restart')}{what}", str(number))
 
 
 def _caution_events(s: Snapshot, attempt: str, new: Json) -> list[Event]:

@@ -405,6 +405,13 @@ SAME_ERROR = TWO.but(pod(1).crashed(1, message="line 7\nKeyError: 'a'")).was(
         ),
         param(SAME_ERROR.recovery(maxRestartsWithoutProgress=4), COUNTED, id="one more is allowed"),
         param(
+            SAME_ERROR.but(pod(1).crashed(137, reason="OOMKilled", message="line 9")).was(
+                "Running", failure={"replica": 0, "reason": "OOMKilled", "exitCode": 137, "message": "line 3"}
+            ),
+            Fail("NoProgress", ANY, ANY),
+            id="without steps, out of memory after three restarts, at any line of the log",
+        ),
+        param(
             TWO.but(pod(1).reported(1, **KEY_ERROR, identicalFailures=4)),
             Fail("NoProgress", f"{KEY_ERROR_SEEN}; the same error after each of 3 consecutive restarts", ANY),
             id="without steps, the same error after three restarts in place",

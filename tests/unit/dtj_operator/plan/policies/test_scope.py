@@ -406,7 +406,7 @@ def test_fault_of_an_in_place_restart_is_reported_once() -> None:
         "generation": 2,
     }
     (event,) = events(RESTARTED_IN_PLACE.snapshot(), None, first)
-    assert (event.type, event.reason) == ("Warning", "Healed")
+    assert (event.type, event.reason) == ("Warning", "RestartedInPlace")
     assert "rank 1 (replica 1) on node w1 exited with code 137: Signal: killed" in event.note
     healthy = next(c for c in first["conditions"] if c["type"] == "Healthy")
     assert (healthy["status"], healthy["message"].endswith("Signal: killed")) == ("True", True)

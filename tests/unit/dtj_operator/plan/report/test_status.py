@@ -424,11 +424,21 @@ def test_progress_has_strings_for_fractions() -> None:
         "samplesPerSecond": "812",
         "eta": at(60),
         "observedAt": at(0),
+        "stepAt": at(0),
     }
 
 
 def test_answer_of_an_earlier_attempt_is_not_progress() -> None:
     assert "progress" not in status_of(TWO.was("Running", attempt=1).at_step(5, attempt=0))
+
+
+def test_moment_of_a_step_stays_while_it_is_the_newest() -> None:
+    hangs = TWO.running().was("Running", progress={"step": 5, "stepAt": at(-90), "observedAt": at(-9)})
+    assert (
+        status_of(hangs.at_step(5))["progress"] | {"stepAt": at(-90), "observedAt": at(0)}
+        == (status_of(hangs.at_step(5))["progress"])
+    )
+    assert status_of(hangs.at_step(6))["progress"]["stepAt"] == at(0)
 
 
 def test_step_stays_until_a_restarted_job_reports_one() -> None:
@@ -448,6 +458,7 @@ def test_the_last_report_of_replica_0_completes_the_progress() -> None:
         "epoch": 19,
         "loss": "0.04",
         "observedAt": at(0),
+        "stepAt": at(0),
     }
 
 

@@ -32,6 +32,7 @@ Program = Callable[[], None]
 
 _pid: int | None = None  # of the rank; a process that its program forks is another one
 
+_USAGE = 2  # exit code of argparse for wrong arguments
 _INTERRUPTED = contract.EXIT_SIGNAL + signal.SIGINT
 
 # What calls the user's code: its frames are left out of tracebacks.
@@ -147,7 +148,9 @@ def _run(program: Program) -> int:
             return _report_lost(lost)
         # Report now: its exit functions may take longer than the other ranks live.
         cause = end.code if isinstance(end.code, str) else "" if has_stopped else _handled_at(end)
-        _report(cause, code=code, reason="ExitCode")
+        if code == _USAGE and heartbeat.mine.step is None and _argparse_said(end):
+            code = contract.EXIT_BAD_RECIPE
+        _report(cause, code=code, reason="BadRecipe" if code == contract.EXIT_BAD_RECIPE else "ExitCode")
         return code
     except DtjError as error:
         # Printed by the agent, once for all ranks.
@@ -197,11 +200,16 @@ def _code_of(end: SystemExit) -> int:
 
 def _handled_at(end: SystemExit) -> str:
     """What argparse said, or the exception that the program was handling: both print it, and then exit."""
+    handled = None if end.__suppress_context__ else end.__context__
+    return _argparse_said(end) or ("".join(traceback.format_exception(handled)) if handled else "")
+
+
+def _argparse_said(end: SystemExit) -> str:
+    """What argparse said of the program's arguments before it exited; empty if it did not."""
     for frame, _ in traceback.walk_tb(end.__traceback__):
         if frame.f_code is argparse.ArgumentParser.error.__code__:
             return f"{frame.f_locals['self'].prog}: error: {frame.f_locals['message']}"
-    handled = None if end.__suppress_context__ else end.__context__
-    return "".join(traceback.format_exception(handled)) if handled else ""
+    return ""
 
 
 def _without_our_frames(error: BaseException) -> BaseException:

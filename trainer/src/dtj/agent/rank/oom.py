@@ -9,7 +9,10 @@ from pathlib import Path
 _GROUP = Path("/sys/fs/cgroup")
 EVENTS = _GROUP / "memory.events"  # of cgroup v2
 EVENTS_V1 = _GROUP / "memory/memory.oom_control"
+_LIMITS = ("memory.max", "memory.limit_in_bytes")  # beside the counters; the second one of cgroup v1
 _REMEMBERED_S = 10.0
+_GIB = 2**30
+_NO_LIMIT = 2**60  # bytes from which a limit of cgroup v1 is none
 
 
 class OomKills:
@@ -36,6 +39,14 @@ class OomKills:
         found = self._count() > self._taken
         self._taken += found
         return found
+
+    def limit(self) -> str:
+        """The container's memory limit and how to raise it, for the user; empty if it has none."""
+        paths = [self._events.with_name(name) for name in _LIMITS] if self._events else []
+        text = next((path.read_text().strip() for path in paths if path.exists()), "")
+        if not text.isdecimal() or int(text) >= _NO_LIMIT:
+            return ""
+        return f"the memory limit is {int(text) / _GIB:.2f} GiB; kubectl dtj submit --memory sets it"
 
     def _count(self) -> int:
         lines = self._events.read_text().splitlines() if self._events else []

@@ -47,17 +47,19 @@ def _serve(fd: int) -> None:
     while True:
         signal.sigwait({ASK})
         with suppress(OSError):  # the pipe is full, or the agent is gone
-            os.write(fd, f"{_stacks()}\n{collectives()}".encode(errors="replace"))
+            os.write(fd, f"{stacks_of_others()}\n{collectives()}".encode(errors="replace"))
 
 
-def _stacks() -> str:
-    """The stacks of all other threads, the main thread first, in the format of faulthandler."""
+def stacks_of_others() -> str:
+    """As faulthandler writes them: all other threads, the main thread first; only the name of one of ours."""
     frames = sys._current_frames()
     del frames[threading.get_ident()]
     main = threading.main_thread().ident
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
     threads = sorted(frames, key=lambda thread: thread != main)[:_MOST_THREADS]
     return "\n".join(
-        _stack("Main thread" if thread == main else "Thread", thread, frames[thread]) for thread in threads
+        _stack("Main thread" if thread == main else "Thread", thread, frames[thread], names.get(thread, ""))
+        for thread in threads
     )
 
 
@@ -78,9 +80,12 @@ def collectives() -> str:
     return ""
 
 
-def _stack(name: str, thread: int, frame: FrameType) -> str:
+def _stack(kind: str, thread: int, frame: FrameType, name: str) -> str:
+    if name.startswith("dtj-"):  # it says nothing about the program
+        return f"{kind} 0x{thread:016x} [{name}]\n"
     calls = (
         f'  File "{called.f_code.co_filename}", line {line or 0} in {called.f_code.co_name}\n'
         for called, line in islice(walk_stack(frame), _MOST_FRAMES)
     )
-    return f"{name} 0x{thread:016x} (most recent call first):\n{''.join(calls)}"
+    named = f" [{name}]" if kind == "Thread" and name else ""
+    return f"{kind} 0x{thread:016x}{named} (most recent call first):\n{''.join(calls)}"

@@ -316,9 +316,9 @@ class RankProcess:
         self._failed("PeerLost" if is_shared else "Hang", message=message)
         self.kill_group()
 
-    def mark_oom_killed(self) -> None:
+    def mark_oom_killed(self, limit: str) -> None:
         """The OOM killer killed it; this replaces any reason that it reported."""
-        self._failed("OOMKilled")
+        self._failed("OOMKilled", message=limit)
 
     def _failed(self, reason: str, **more: Any) -> None:
         """Note the cause of its end, in the words of a rank's report and in place of one."""

@@ -16,6 +16,11 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 _COLLECTIVES = re.compile(r"^NCCL group (\S+): (-?\d+) begun, (-?\d+) done$", re.MULTILINE)
 _MAIN = ("Main thread", "Current thread")
 _OURS = str(Path(__file__).parents[2])
+_CALLERS = re.compile(
+    r'(^  File .*\n)(?:  File "<frozen runpy>.*\n)*'
+    rf'  File "{re.escape(_OURS)}/cli/program\.py".*\n?(?:  File .*\n?)*',
+    re.MULTILINE,
+)
 _LIBRARIES = (_OURS, sysconfig.get_path("stdlib"), "<")
 _PACKAGES = re.compile(r"/(site|dist)-packages/")
 
@@ -43,6 +48,11 @@ def place_of(stacks: str) -> Place:
 def collectives_of(stacks: str) -> dict[str, tuple[int, int]]:
     """By group of NCCL, the number of collectives that the rank has begun, and of those that are done."""
     return {found[1]: (int(found[2]), int(found[3])) for found in _COLLECTIVES.finditer(stacks)}
+
+
+def without_callers(stacks: str) -> str:
+    """The stacks for the user, without the frames of dtj, click and runpy that called the program."""
+    return _CALLERS.sub(r"\1", stacks)
 
 
 def _text(frame: re.Match[str]) -> str:

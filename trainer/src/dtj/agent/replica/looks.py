@@ -9,12 +9,11 @@ from dataclasses import dataclass
 
 from dtj.agent.rank.process import RankProcess
 from dtj.agent.rank.process_usage import Usage, processes
-from dtj.agent.replica.activity import ActivityReader, without_stacks
+from dtj.agent.replica.activity import CPU_SHARE, ActivityReader, without_stacks
 from dtj.agent.replica.stacks import RankStacks, Stacks
 from dtj.agent.wire.probe import POLLS, USES_CPU, USES_CPU_AT_TIMES, Probe
 
-# Less is not work: libraries sample metrics in the background. The kernel counts in hundredths of a second.
-_CPU_SHARE = 0.02
+# The kernel counts in hundredths of a second.
 _CPU_LEAST_S = 0.02
 _IO_BYTES_PER_S = 100_000
 
@@ -106,7 +105,7 @@ def work_between(before: Usage, after: Usage, *, elapsed_s: float) -> str:
     """What a rank and its processes did, in words for the user; empty if next to nothing."""
     if before.runnable & after.runnable:  # it, or its compiler; it may get next to no processor time
         return USES_CPU
-    if after.cpu_s - before.cpu_s > _CPU_LEAST_S + _CPU_SHARE * elapsed_s:
+    if after.cpu_s - before.cpu_s > _CPU_LEAST_S + CPU_SHARE * elapsed_s:
         return USES_CPU_AT_TIMES if after.wakeups > before.wakeups else USES_CPU
     if after.io_bytes - before.io_bytes > _IO_BYTES_PER_S * elapsed_s:
         return "reads or writes"

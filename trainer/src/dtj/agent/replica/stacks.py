@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from dtj.agent.rank.process import RankProcess
 from dtj.agent.rank.process_usage import process_of
-from dtj.agent.replica.frames import collectives_of, place_of
+from dtj.agent.replica.frames import collectives_of, place_of, without_callers
 
 # Time that the ranks get to write their stacks; one that is late gets a little more, again and again.
 _STACKS_S = 1.0
@@ -36,7 +36,7 @@ class RankStacks:
         self.process = process
         text = process.read_stacks()
         self.responds = bool(text)
-        self.text = text or _NONE
+        self.text = without_callers(text) or _NONE
         self.place = place_of(text)
         self.collectives = collectives_of(text)
         state = _state_of(process)

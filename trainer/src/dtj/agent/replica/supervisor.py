@@ -251,7 +251,7 @@ class Supervisor:
             self._forget(process, process.reports)
         # One per death. If a data worker was killed, the rank itself fails with an error instead.
         if self._oom_kills.take() and code == -signal.SIGKILL and not process.killed:
-            process.mark_oom_killed()
+            process.mark_oom_killed(self._oom_kills.limit())
         process.finish(code)
         self._events.ended(process, self.newest.values())
         if process.rank in self._waiting:

@@ -20,7 +20,7 @@ from dtj.errors import OFTEN_OUT_OF_MEMORY, signal_name
 
 MESSAGE_BYTES = 4000
 _LAST_REPORTED = ("totalSteps", "epoch", "loss", "samplesPerSecond")
-_PROGRAM_ERRORS = frozenset({"Exception", "ExitCode"})
+_PROGRAM_ERRORS = frozenset({"Exception", "ExitCode", "OOMKilled"})
 _CULPRIT_BYTES = 2800  # of the 4,096 of a termination message
 _GROUP = re.compile(r"^ +\| ")  # before each line of an exception of an ExceptionGroup
 # Who usually sends a signal.
@@ -39,7 +39,7 @@ class Ending:
     signal    the signal's number, None if it exited by itself
     at        when it failed: as reported by the rank, else when it was reaped
     step      last known completed step
-    message   tail of its traceback, empty if there is none
+    message   tail of its traceback, empty if there is none; of an OOM kill the memory limit
     reason    as reported by the rank, see contract.REASONS, or None
     by_agent  the agent killed it because another rank had failed
     """
@@ -128,7 +128,8 @@ def error_number(culprit: Ending) -> int:
     """The same for each failure of the program with this error, on any rank; 0 for any other failure."""
     if culprit.cause not in _PROGRAM_ERRORS:
         return 0
-    error = (culprit.cause, culprit.code, headline(culprit.message))
+    says = "" if culprit.cause == "OOMKilled" else headline(culprit.message)
+    error = (culprit.cause, culprit.code, says)
     return zlib.crc32(repr(error).encode(errors="replace")) or 1
 
 
@@ -238,23 +239,21 @@ def stamp(at: datetime) -> str:
 
 def describe(culprit: Ending, step: int | None) -> str:
     """What happened: the traceback if there is one, else what the exit code means."""
+    when = f"after step {step}" if step is not None else "before its first step"
+    if culprit.cause == "OOMKilled":
+        limit = f" ({culprit.message})" if culprit.message else ""
+        return f"rank {culprit.rank} was killed by the kernel {when}: out of memory{limit}"
     if culprit.message:
         return culprit.message
-    when = f"after step {step}" if step is not None else "before its first step"
     if culprit.signal is None:
         return f"rank {culprit.rank} exited with code {culprit.code} {when}"
-    if culprit.cause == "OOMKilled":
-        return (
-            f"rank {culprit.rank} was killed by the kernel {when}: out of memory"
-            " (the pod reached its memory limit)"
-        )
     hint = _SENT_BY.get(culprit.signal, "")
     return f"rank {culprit.rank} was killed by {signal_name(culprit.signal)} {when}{hint}"
 
 
 def summary(ending: Ending) -> str:
     """The cause of a failure in one line."""
-    if ending.message:
+    if ending.message and ending.cause != "OOMKilled":
         return f"rank {ending.rank} failed: {headline(ending.message)}"
     return describe(ending, ending.step)
 

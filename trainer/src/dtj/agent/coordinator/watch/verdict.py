@@ -67,17 +67,19 @@ def judge(probes: Mapping[int, Probe], *, has_ended: bool = False) -> Verdict:
 def judge_before_first_step(
     probes: Mapping[int, Probe], *, silent_s: float, is_early: bool = False, has_ended: bool = False
 ) -> Verdict:
-    """Stopped ranks, else ranks that keep others waiting; none if one of these still wakes up at times.
+    """Stopped ranks, else ranks that keep others waiting; none if one of these runs, or wakes up at times.
 
     is_early   name only ranks that are stopped, or that all wait
     has_ended  another rank has ended; all may wait for it
     A rank that wakes up may wait for something outside the job, for example for data that is not there yet.
+    One that wants to run may get next to no processor time.
     """
     stopped = sorted(rank for rank, probe in probes.items() if probe.is_stopped)
     if is_early and not stopped and not _all_wait(probes):
         return Verdict(culprits=[])
     others = [probe for probe in probes.values() if not (probe.waits or probe.loads)]
-    if stopped or (len(others) < len(probes) and all(probe.asleep_s > silent_s / 2 for probe in others)):
+    are_stuck = all(probe.asleep_s > silent_s / 2 and probe.does != USES_CPU for probe in others)
+    if stopped or (are_stuck and len(others) < len(probes)):
         found = stopped or sorted(r for r, probe in probes.items() if not probe.waits) or sorted(probes)
         return Verdict(culprits=found, is_shared=_is_shared(found, probes, has_ended=has_ended))
     return Verdict(culprits=[])
@@ -111,7 +113,8 @@ def describe_all(probes: Mapping[int, Probe], *, has_ended: bool = False, leavin
             f"no rank is to blame; a handler of SIGTERM must not wait for other ranks ({where})"
         )
     if len(places) == 1 or _all_wait(probes):
-        return f"all ranks wait for each other, so no rank is to blame ({where})"
+        hint = "; usually they called different collectives, or in another order" if "; " in where else ""
+        return f"all ranks wait for each other, so no rank is to blame{hint} ({where})"
     return f"no rank stands out, so no rank is to blame; {describe(rank, probe)}"
 
 
