@@ -293,19 +293,12 @@ def stalled(status: Json) -> str:
     By the moment of the last answer: with many jobs the status may be minutes old.
     """
     progress, ready = status.get("progress") or {}, condition(status, "PodsReady")
-    has_step = "step" in progress
-    ready_at, step_at, seen_at = (
-        ready.get("lastTransitionTime"),
-        progress.get("stepAt"),
-        progress.get("observedAt"),
-    )
-    is_known = ready_at and seen_at and bool(step_at) == has_step
-    if status.get("phase") != "Running" or ready.get("status") != "True" or not is_known:
+    moments = (progress.get("observedAt"), progress.get("stepAt"), ready.get("lastTransitionTime"))
+    if status.get("phase") != "Running" or ready.get("status") != "True" or not all(moments):
         return ""
-    seen, *moments = [datetime.fromisoformat(moment) for moment in (seen_at, ready_at, step_at) if moment]
-    began = max(moments)
-    minutes = int((seen - began).total_seconds()) // 60
-    return f"{'no newer step' if has_step else 'no step yet'} for {minutes} min" if minutes > 0 else ""
+    seen, *began = [datetime.fromisoformat(str(moment)) for moment in moments]
+    minutes = int((seen - max(began)).total_seconds()) // 60
+    return f"no newer step for {minutes} min" if minutes > 0 else ""
 
 
 def plain(line: str) -> str:

@@ -44,7 +44,6 @@ class _Followed:
     has_answered: bool
     answered_at: float  # when it last answered, or when polling started
     unanswered: int = 0  # polls in a row
-    written: object = None  # the step when the status was last written; None: not yet
     others: Mapping[int, str] = field(default_factory=dict)  # addresses of other agents, by replica
     said: Mapping[int, Unheard] = field(default_factory=dict)  # by the others when they were last asked
     unheard_since: float | None = None  # see Silence
@@ -170,8 +169,6 @@ class Poller:
         if progress is None:
             return
         self._turns.done(key)
-        if (known := self._followed.get(key)) is not None:
-            known.written = progress.step
 
     def number(self, *, silent: bool) -> int:
         """How many of the polled agents left the last poll unanswered, or else how many did not."""
@@ -198,7 +195,7 @@ class Poller:
                 self._last[key] = followed.uid, progress
                 if last is None or _urgent(last) != _urgent(progress):
                     self._on_news(key)
-                if last is None or progress.step != followed.written:
+                if last is None or progress.step is not None:  # an old step too: the status says how old
                     self._turns.ask(key)
             await asyncio.sleep(self._poll_s * _intervals(followed, progress, _now()))
 

@@ -30,7 +30,7 @@ def shown(status: Json, *pods: Json, replicas: int = 1) -> str:
             id="resumed",
         ),
         param({"step": 21}, "  step 21", id="an operator that does not report it"),
-        param({"observedAt": "2026-01-01T11:59:59Z"}, "  no step yet for 16 min", id="a first step"),
+        param({"observedAt": "2026-01-01T11:59:59Z"}, None, id="a program that reports no steps"),
         param(
             {"step": 21, "stepAt": "2026-01-01T11:46:40Z", "observedAt": "2026-01-01T11:46:40Z"},
             "  step 21",

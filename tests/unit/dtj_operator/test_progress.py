@@ -127,14 +127,22 @@ async def test_reconcile_that_began_before_the_answer_does_not_use_up_the_turn(a
     assert agents.poller.may_write(KEY)
 
 
-async def test_last_step_of_a_job_gets_its_turn_even_if_no_other_follows(agents: Agents) -> None:
+async def test_step_that_no_other_follows_is_written_again_so_that_its_age_shows(agents: Agents) -> None:
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
     for number in range(3):
         agents.at_step(number)
         await asyncio.sleep(10)
-    await asyncio.sleep(200)
+    await asyncio.sleep(170)
 
-    assert [round(at) for at in agents.turns_at] == [0, 60]
+    assert [round(at) for at in agents.turns_at] == [0, 60, 120, 180]
+
+
+async def test_job_that_reports_no_steps_is_written_once(agents: Agents) -> None:
+    agents.answers["10.0.0.1"] = b'{"attempt": 0, "step": null, "state": "Running"}'
+    agents.poller.follow(KEY, "u", 0, "10.0.0.1")
+    await asyncio.sleep(300)
+
+    assert [round(at) for at in agents.turns_at] == [0]
 
 
 async def test_stepping_jobs_are_written_at_the_rate_and_none_waits_longer_than_twice_the_interval() -> None:
