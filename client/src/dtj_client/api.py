@@ -43,9 +43,9 @@ def submit(  # noqa: PLR0913 - the options of a command line
 ) -> Job:
     """Run a program or a function on each replica of a new job, and return the job. Raises ClientError.
 
-    Warns of files of the folder that are not sent: links, what looks like a secret, and
-    what .gitignore matches, other than caches. Warns too if it
-    writes `processesPerReplica: 1`, because the command starts one process.
+    Warns of files of the folder that are not sent: links, what looks like a secret, and what .gitignore
+    matches, other than caches. Warns too if it writes `processesPerReplica: 1`, because the command starts
+    one process.
 
     program      a file such as train.py, another command, or a function, whose source is sent
     arguments    of the program; of a function: numbers, strings, and lists and dictionaries of these

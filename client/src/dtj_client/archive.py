@@ -188,14 +188,14 @@ def _files(folder: Path, left: list[str]) -> Iterator[str]:
             rules[here] = _spec((*always, *git, *own)), len(always) + len(git)
 
     def ignored(path: Path, end: str = "") -> bool:
-        for above in path.parents:  # the nearest first
-            if above in rules:
-                spec, first = rules[above]
-                found = spec.check_file(f"{path.relative_to(above).as_posix()}{end}")
-                if found.include is not None:
-                    if found.include and found.index is not None and found.index < first:
-                        left.append(f"{path.relative_to(folder).as_posix()}{end}")
-                    return found.include
+        for above in filter(rules.__contains__, path.parents):  # the nearest first
+            spec, first = rules[above]
+            found = spec.check_file(f"{path.relative_to(above).as_posix()}{end}")
+            if found.include is None:
+                continue
+            if found.include and found.index is not None and found.index < first:
+                left.append(f"{path.relative_to(folder).as_posix()}{end}")
+            return found.include
         return False
 
     def refuse(error: OSError) -> None:

@@ -19,8 +19,9 @@ DEEPSPEED_FIX = (
 )
 # Python with its own options, before a module or file that starts the ranks of a pod itself.
 _LAUNCHER_IN_PYTHON = re.compile(
-    r"\S*python[0-9.]* (?:-[bBdEiIOPqsSuvx]+ |-[XW] ?\S+ )*"
-    r"(?:-[bBdEiIOPqsSuvx]*m ?(?:torch\.distributed\.(?:run|launch)|accelerate\.commands\.\S+|dtj"
+    rf"\S*{torchrun.PYTHON} (?:-{torchrun.OPTIONS_OF_PYTHON}+ |-[XW] ?\S+ )*"
+    rf"(?:-{torchrun.OPTIONS_OF_PYTHON}*m ?"
+    r"(?:torch\.distributed\.(?:run|launch)|accelerate\.commands\.\S+|dtj"
     r"|deepspeed\.launcher\.\S+|lightning(?:[._]fabric\S*)?)"
     r"|(?:\S*/)?(?:torchrun|accelerate|accelerate-launch|deepspeed|dtj))(?: |$)"
 )
@@ -69,7 +70,7 @@ def count_processes(spec: Json, *, of_pods: bool = False) -> str:
     if sum(int(each) for each in gpus if str(each).isdecimal()) < 2:
         return ""
     program = words[0].rpartition("/")[2]
-    if re.fullmatch(r"python[0-9.]*", program) and not _LAUNCHER_IN_PYTHON.match(" ".join(words)):
+    if re.fullmatch(torchrun.PYTHON, program) and not _LAUNCHER_IN_PYTHON.match(" ".join(words)):
         spec["processesPerReplica"] = 1
         return (
             f"processesPerReplica: 1: {program} starts one process in each pod; with torchrun or dtj run as "

@@ -78,9 +78,10 @@ def length_of_program(words: Sequence[str], programs: Sequence[tuple[str, ...]])
     Any version of python counts as python, with its switches in front of -m.
     """
     name = words[0].rpartition("/")[2] if words else ""
-    if not _PYTHON.fullmatch(name):
+    if not re.fullmatch(PYTHON, name):
         return next((len(each) for each in programs if (name, *words[1 : len(each)]) == each), 0)
-    switches = next((n for n, word in enumerate(words[1:]) if not _SWITCH_OF_PYTHON.fullmatch(word)), 0)
+    others = (n for n, word in enumerate(words[1:]) if not re.fullmatch(f"-{OPTIONS_OF_PYTHON}+", word))
+    switches = next(others, 0)
     begin = ("python", *words[1 + switches : 3 + switches])
     return switches + len(begin) if begin in programs else 0
 
@@ -124,6 +125,6 @@ SWITCHES_OF_DTJ = (
     *("recompute", "reduce-once", "tf32", "virtual-local-rank"),
 )
 _SWITCHES = ("no-python", "run-path", "use-env")
-_PYTHON = re.compile(r"python[\d.]*")
-_SWITCH_OF_PYTHON = re.compile(r"-[uOBEIPSsqv]+")
+PYTHON = r"python[0-9.]*"
+OPTIONS_OF_PYTHON = "[bBdEiIOPqsSuvx]"  # those without a value
 _OF_THE_SHELL = re.compile(r"\$(?!\([A-Z_]+\))")  # Kubernetes replaces the others

@@ -20,9 +20,8 @@ from dtj_operator.settings import Settings
 # While nothing listens, the liveness probe of the chart fails; after 20 to 30 s the container is killed.
 RESTART_PAUSE_S = 2.0  # before kopf is started again; doubles up to LONGEST_PAUSE_S
 LONGEST_PAUSE_S = 10.0
-NAMESPACES_S = (
-    5.0  # at a start, a namespace about which there is no answer yet stays as it was; at first: to serve
-)
+# At a start, a namespace about which there is no answer by then stays as it was; at first it is served.
+NAMESPACES_S = 5.0
 CALM_S = 60.0  # kopf has worked if it fails only after this time
 
 _log = logging.getLogger(__name__)
