@@ -22,6 +22,7 @@ from dtj_client.errors import (
     UnansweredError,
     UnreachableError,
 )
+from dtj_client.preferences import environment
 from dtj_client.progress import Progress, ignore
 from dtj_client.stderr import heard
 
@@ -208,11 +209,14 @@ class Kubectl:
         """Return a kubectl for this namespace, whatever the user chose."""
         return replace(self, options=(*self.options, f"--namespace={namespace}"))  # the last one wins
 
-    def start(self, *words: str, **how: Any) -> "subprocess.Popen[bytes]":
-        """Start kubectl; `how` is for Popen. Raises ClientError if that is impossible."""
+    def start(self, *words: str, as_preferred: bool = False, **how: Any) -> "subprocess.Popen[bytes]":
+        """Start kubectl; `how` is for Popen. Raises ClientError if that is impossible.
+
+        as_preferred  with the options that the user has set in kuberc
+        """
         command = self.command(*words)
         try:
-            return subprocess.Popen(command, **how)
+            return subprocess.Popen(command, env=None if as_preferred else environment(), **how)
         except OSError as error:
             fix = "end other programs, or follow fewer replicas" if error.errno in _NO_ROOM else ""
             raise ClientError(f"kubectl cannot be started: {error.strerror}", fix) from error
@@ -224,6 +228,7 @@ class Kubectl:
             heard() as said,
             self.start(
                 *words,
+                as_preferred=words[0] == "apply",  # the user's own objects
                 stdin=None if given is None else subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=said.fileno(),
@@ -261,10 +266,10 @@ class Kubectl:
 
         Raises ClientError if kubectl cannot say.
         """
-        how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         kind, _, part = kind.partition("/")  # kubectl takes what follows a slash for the name of an object
         options = [f"--subresource={part}"] if part else []
-        with self.start("auth", "can-i", verb, kind, *options, **how) as process:
+        words = ("auth", "can-i", verb, kind, *options)
+        with self.start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             out, said = process.communicate()
         if process.returncode and not out.startswith(b"no"):
             raise self.error(said)
@@ -295,7 +300,7 @@ class Kubectl:
 
         Its notes, such as that there is nothing to list, come last.
         """
-        with heard() as said, self.start(*words, stderr=said.fileno()) as process:
+        with heard() as said, self.start(*words, as_preferred=True, stderr=said.fileno()) as process:
             process.wait()
         if process.returncode == -signal.SIGPIPE:  # as in: kubectl dtj get -o yaml | head
             raise BrokenPipeError(errno.EPIPE, "the reader has closed the pipe")

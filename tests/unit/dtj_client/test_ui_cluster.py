@@ -46,7 +46,7 @@ def test_nothing_is_kept_of_a_job_that_was_deleted() -> None:
     kept, jobs = (cluster._phases, cluster._readings), cluster._jobs
     jobs._list()
     assert [set(each) for each in kept] == [{"uid-digits", "uid-text"}] * 2
-    assert jobs._take(json.dumps({"type": "DELETED", "object": job("digits", 2)}))
+    assert jobs._take(json.dumps({"type": "DELETED", "object": job("digits", 2)}).encode())
     assert [set(each) for each in kept] == [{"uid-text"}] * 2
 
     object.__setattr__(jobs._kubectl, "program", "images")
@@ -67,7 +67,7 @@ def test_page_that_was_opened_while_the_cluster_gave_no_answer_shows_its_pods_la
                 raise error
             return json.dumps({"metadata": {"resourceVersion": "1"}, "items": [job("digits-0", 1)]})
 
-        def command(self, *words: str) -> list[str]:
+        def start(self, *words: str, as_preferred: bool = False, **how: Any) -> Any:
             shown.set()
             raise ClientError("no watch in this test")
 
@@ -92,7 +92,7 @@ def test_page_says_why_it_cannot_ask_an_agent(knows: bool, monkeypatch: pytest.M
     asked = 0
 
     class Full(Kubectl):
-        def start(self, *words: str, **how: Any) -> Any:
+        def start(self, *words: str, as_preferred: bool = False, **how: Any) -> Any:
             nonlocal asked
             asked += 1
             if asked == 2:
@@ -121,6 +121,6 @@ def test_watch_that_is_stopped_as_it_begins_leaves_no_kubectl(monkeypatch: pytes
         yield SimpleNamespace(stdout=lines(), kill=lambda: found.append("killed"))
 
     monkeypatch.setattr(subprocess, "Popen", begin)
-    jobs = watch.Watch(Kubectl(), "/api/v1/namespaces/team/pods")
+    jobs = watch.Watch(Kubectl(program="sh"), "/api/v1/namespaces/team/pods")
     jobs._follow("1")
     assert found[0] == "killed"

@@ -38,7 +38,7 @@ class Watch:
         self._version = 0
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, tries_again: bool = False) -> None:
         """List the objects, then watch them in a thread. Raises ClientError if they cannot be listed.
@@ -74,7 +74,7 @@ class Watch:
     def _keep(self, listed_at: str) -> None:
         while not self._stopped.is_set():
             if listed_at:
-                with contextlib.suppress(ClientError, OSError):  # listing says why kubectl cannot be started
+                with contextlib.suppress(ClientError):  # listing says why kubectl cannot be started
                     self._follow(listed_at)
             try:
                 listed_at = self._list()
@@ -101,10 +101,8 @@ class Watch:
     def _follow(self, listed_at: str) -> None:
         """Take changes until the API server or the network ends the watch."""
         query = f"watch=1&resourceVersion={listed_at}&timeoutSeconds={_WATCH_S}"
-        command = self._kubectl.command("get", "--raw", self._url(query, self._selector))
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        ) as process:
+        words = ("get", "--raw", self._url(query, self._selector))
+        with self._kubectl.start(*words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
             self._process = process
             if self._stopped.is_set():  # meanwhile
                 process.kill()
@@ -114,7 +112,7 @@ class Watch:
                     break
             process.kill()
 
-    def _take(self, line: str) -> bool:
+    def _take(self, line: bytes) -> bool:
         """Apply one event; False if it cannot be applied, so that the objects have to be listed again."""
         try:
             event = json.loads(line)
