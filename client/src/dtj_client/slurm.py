@@ -107,16 +107,18 @@ def _sizes(options: dict[str, str], script: Script, container: Json) -> None:
     if name := options.pop("job-name", ""):
         found = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or script.name
         script.name = found if found[0].isalpha() else f"job-{found}"
+    if re.fullmatch(r"gpu(:[a-zA-Z][\w.-]*)?", options.get("gres", "")):
+        options["gres"] += ":1"
     if options.get("nodes", "").isdigit():
         script.spec["replicas"] = int(options.pop("nodes"))
+    elif nodes := _nodes_of_totals(options):
+        script.spec["replicas"] = nodes
     tasks = _tasks_per_node(options, script)
     if (seconds := _seconds(options.get("time", ""))) is not None:
         script.spec |= {"activeDeadlineSeconds": seconds} if seconds else {}  # 0: no limit
         del options["time"]
     limits: Json = {}
     requests: Json = {}
-    if re.fullmatch(r"gpu(:[a-zA-Z][\w.-]*)?", options.get("gres", "")):
-        options["gres"] += ":1"
     nodes = script.spec.get("replicas") or 1
     for option, times in (
         ("gpus-per-node", nodes),
@@ -125,8 +127,8 @@ def _sizes(options: dict[str, str], script: Script, container: Json) -> None:
         ("gpus", 1),
     ):
         gpu = _GPUS.fullmatch(options.get(option, ""))
-        if gpu and (every := int(gpu["number"]) * times) % nodes == 0:
-            limits.setdefault(GPU, every // nodes)
+        here, rest = divmod(int(gpu["number"]) * times if gpu else 0, nodes)
+        if gpu and not rest and limits.setdefault(GPU, here) == here:  # else it is listed
             del options[option]
             if gpu["type"]:
                 script.notes.append(f"not carried over: GPU type {gpu['type']}: use nodeSelector")
@@ -138,6 +140,20 @@ def _sizes(options: dict[str, str], script: Script, container: Json) -> None:
         del options["mem"]
     if limits or requests:
         container["resources"] = {k: v for k, v in (("requests", requests), ("limits", limits)) if v}
+
+
+def _nodes_of_totals(options: Mapping[str, str]) -> int | None:
+    """The number of nodes that Slurm derives from what all nodes and what one node has; None: it does not."""
+    by_gres = options.get("gpus-per-node") or options.get("gres", "")
+    for every, one in (
+        (options.get("ntasks", ""), options.get("ntasks-per-node", "")),
+        (options.get("gpus", ""), by_gres),
+    ):
+        found = [_GPUS.fullmatch(each) for each in (every, one)]
+        total, share = (int(each["number"]) if each else 0 for each in found)
+        if share and total and total % share == 0:
+            return total // share
+    return None
 
 
 def _tasks_per_node(options: dict[str, str], script: Script) -> int:

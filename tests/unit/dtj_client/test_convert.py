@@ -511,6 +511,30 @@ def test_gpus_are_those_of_a_node(options: str, gpus: int | None) -> None:
     assert ("not carried over: #SBATCH --gpus=3" in found.notes) is (gpus is None)
 
 
+@pytest.mark.parametrize(
+    ("options", "sizes", "listed"),
+    [
+        ("--gpus=16 --gpus-per-node=8", (2, None, 8), []),
+        ("--gpus=h100:16 --gres=gpu:h100:8", (2, None, 8), []),
+        ("--ntasks=16 --ntasks-per-node=8 --gres=gpu:8", (2, 8, 8), []),
+        ("-n 16 --ntasks-per-node=8 --gpus=16", (2, 8, 8), []),
+        ("--ntasks=12 --ntasks-per-node=8 --gres=gpu:8", (None, 8, 8), ["ntasks=12"]),
+        ("-N 2 --gpus=8 --gpus-per-node=8", (2, None, 8), ["gpus=8"]),
+        ("-N 2 -n 8 --ntasks-per-node=8", (2, 8, None), ["ntasks=8"]),
+        ("--gpus=12 --gpus-per-node=8", (None, None, 8), ["gpus=12"]),
+    ],
+)
+def test_number_of_nodes_follows_from_the_totals_and_a_contradiction_is_listed(
+    options: str, sizes: tuple[int | None, ...], listed: list[str]
+) -> None:
+    found = only(f"#SBATCH {options}\nsrun torchrun train.py\n")
+    spec, limits = found.job["spec"], trainer(found.job).get("resources", {}).get("limits", {})
+    assert (spec.get("replicas"), spec.get("processesPerReplica"), limits.get("nvidia.com/gpu")) == sizes
+    assert [note for note in found.notes if "#SBATCH" in note] == [
+        f"not carried over: #SBATCH --{each}" for each in listed
+    ]
+
+
 def test_number_of_nodes_that_slurm_would_refuse_is_left_to_the_cluster() -> None:
     (found,) = convert("#SBATCH -N 0 -n 4 --gpus=8\npython a.py\n")
     assert found.job["spec"]["replicas"] == 0
