@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from dtj_client import accelerate, amounts, launchers, manifest, slurm, torchrun
+from dtj_client import accelerate, amounts, launchers, manifest, slurm, torchrun, wrappers
 from dtj_client.as_yaml import as_yaml
 from dtj_client.errors import ClientError, not_yaml
 from dtj_client.from_yaml import objects
@@ -184,12 +184,12 @@ def _finished(name: str, spec: Json, notes: list[str], metadata: Json, *, of_pod
                 "name an image that has both, or send the code with kubectl dtj submit -- PROGRAM"
             )
     _remove_rendezvous(trainer, notes)
-    words = [*(trainer.get("command") or ()), *(trainer.get("args") or ())]
+    wrapper, words = wrappers.split([*(trainer.get("command") or ()), *(trainer.get("args") or ())])
     on_cpus = amounts.is_on_cpus(trainer)
     accelerated = partial(accelerate.clean, on_cpus=on_cpus)
     of_torchrun = torchrun.clean(words) or torchrun.in_a_shell(words)
     if launched := of_torchrun or accelerated(words) or torchrun.in_a_shell(words, accelerated):
-        trainer["command"] = launched.words
+        trainer["command"] = [*wrapper, *launched.words]
         trainer.pop("args", None)
         notes += [*launched.notes, *([accelerate.ON_CPUS] if on_cpus and not of_torchrun else [])]
         if not of_torchrun:

@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from dtj_client import accelerate, amounts, torchrun
+from dtj_client import accelerate, amounts, torchrun, wrappers
 from dtj_client.errors import ClientError
 from dtj_client.kubectl import Json
 
@@ -33,20 +33,21 @@ def for_pods(words: Sequence[str], replicas: int, *, on_cpus: bool) -> list[str]
 
     on_cpus  the pods have no accelerators
     """
-    if words[0].rpartition("/")[2] == "deepspeed":
+    wrapper, program = wrappers.split(words)
+    if program[0].rpartition("/")[2] == "deepspeed":
         raise ClientError(DEEPSPEED, DEEPSPEED_FIX)
-    if launch := accelerate.clean(words, on_cpus=on_cpus):
+    if launch := accelerate.clean(program, on_cpus=on_cpus):
         if launch.left_out:
             said = ", ".join(f"--{name} {value}" for name, value in launch.left_out)
             raise ClientError(
                 f"{said}: this would be the same in all {replicas} pods",
                 "leave it out: accelerate launch gets the place of each pod from the job",
             )
-        return launch.words
-    if launch := torchrun.clean(words) or torchrun.of_dtj(words):
+        return [*wrapper, *launch.words]
+    if launch := torchrun.clean(program) or torchrun.of_dtj(program):
         ranks = [] if launch.processes is None else [f"--nproc-per-node={launch.processes}"]
         begin = 2 if launch.words[0].rpartition("/")[2] == "dtj" else 1
-        left = shlex.join([*launch.words[:begin], *ranks, *launch.words[begin:]])
+        left = shlex.join([*wrapper, *launch.words[:begin], *ranks, *launch.words[begin:]])
         for name, value in launch.left_out:
             if _is_for_one_machine(name, value, replicas):
                 said = f"--{name} {value}".strip()
@@ -69,8 +70,10 @@ def count_processes(spec: Json, *, of_pods: bool = False) -> str:
         return ""
     if sum(int(each) for each in gpus if str(each).isdecimal()) < 2:
         return ""
+    _, words = wrappers.split(words)
     program = words[0].rpartition("/")[2]
-    if re.fullmatch(torchrun.PYTHON, program) and not _LAUNCHER_IN_PYTHON.match(" ".join(words)):
+    is_python = program.endswith(".py") or re.fullmatch(torchrun.PYTHON, program)
+    if is_python and not _LAUNCHER_IN_PYTHON.match(" ".join(words)):
         spec["processesPerReplica"] = 1
         return (
             f"processesPerReplica: 1: {program} starts one process in each pod; with torchrun or dtj run as "

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dtj_client import amounts, torchrun
+from dtj_client import amounts, torchrun, wrappers
 from dtj_client.amounts import GPU, accelerators, counted, is_on_cpus, limits_of
 from dtj_client.archive import Archive
 from dtj_client.errors import ClientError
@@ -171,7 +171,7 @@ def job(request: Request, *, with_code: bool, template: Json | None = None) -> J
         trainer["command"] = for_pods(trainer["command"], replicas, on_cpus=on_cpus)
     if "image" not in trainer:
         trainer["image"] = image_for(limits_of(trainer), gpus)
-    if on_cpus and torchrun.clean(trainer["command"]):  # dtj run does it by itself
+    if on_cpus and torchrun.clean(wrappers.split(trainer["command"])[1]):  # dtj run does it by itself
         given = trainer.get("env") or []
         if not any(each["name"] == FOR_ACCELERATE["name"] for each in given):
             trainer["env"] = [*given, FOR_ACCELERATE]
@@ -274,7 +274,7 @@ def asked(request: Request, *, with_code: bool, template: Json | None = None) ->
         if request.requirements:
             install(pod, trainer, request.requirements, code=WORK_FOLDER)
     spec: Json = {} if request.replicas is None else {"replicas": request.replicas}
-    launch = torchrun.of_dtj(trainer["command"])
+    launch = torchrun.of_dtj(wrappers.split(trainer["command"])[1])
     if launch and launch.processes not in (None, "auto"):  # dtj refuses another number than that of the job
         spec["processesPerReplica"] = launch.processes
     spec["template"] = {"spec": pod}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, takewhile
 
-from dtj_client import accelerate, shell, torchrun
+from dtj_client import accelerate, shell, torchrun, wrappers
 from dtj_client.amounts import GPU, limits_of
 from dtj_client.kubectl import Json
 from dtj_client.manifest import BY_THE_OPERATOR
@@ -262,7 +262,8 @@ def _line(line: str, values: dict[str, Sequence[str]], script: Script, container
     variables = list(takewhile(re.compile(r"\w+=").match, words))
     words = words[len(variables) :]
     words = words[words[:1] == ["exec"] :]
-    is_program = words and (_base(words[0]) in _PROGRAMS or accelerate.clean(words))
+    _, program = wrappers.split(words)
+    is_program = program and (_base(program[0]) in _PROGRAMS or accelerate.clean(program))
     if "command" in container or not is_program or _has_operator(line):
         return False
     if not _assign([each.partition("=") for each in variables], {}, container):
@@ -368,11 +369,12 @@ def _for_each_task(command: list[str], script: Script) -> list[str]:
     if starts_ranks or not command:
         return command
     script.notes.append("srun starts a process for each task: here torchrun does")
+    wrapper, command = wrappers.split(command)
     words = command[1:] if _base(command[0]) in ("python", "python3") else []
     words = words[words[:1] == ["-u"] :]  # the operator sets PYTHONUNBUFFERED
     if words and (words[0] == "-m" or words[0].endswith(".py")):
-        return ["torchrun", *words]
-    return ["torchrun", "--no-python", *command]
+        return [*wrapper, "torchrun", *words]
+    return [*wrapper, "torchrun", "--no-python", *command]
 
 
 def _starts_program(word: str) -> bool:

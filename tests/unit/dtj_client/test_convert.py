@@ -535,6 +535,19 @@ def test_number_of_nodes_follows_from_the_totals_and_a_contradiction_is_listed(
     ]
 
 
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("srun uv run torchrun --nnodes=2 --rdzv-id 7 a.py", "uv run torchrun a.py"),
+        ("uv run torchrun --nnodes=2 a.py", "uv run torchrun a.py"),
+        ("srun conda run -n a python -u a.py", "conda run -n a torchrun a.py"),
+    ],
+)
+def test_launcher_behind_a_wrapper_is_found(line: str, command: str) -> None:
+    found = only(f"#SBATCH -N 2 --ntasks-per-node=8 --gres=gpu:8\n{line}\n")
+    assert trainer(found.job)["command"] == command.split()
+
+
 def test_number_of_nodes_that_slurm_would_refuse_is_left_to_the_cluster() -> None:
     (found,) = convert("#SBATCH -N 0 -n 4 --gpus=8\npython a.py\n")
     assert found.job["spec"]["replicas"] == 0

@@ -8,8 +8,10 @@ import pytest
 
 from dtj_client import accelerate
 from dtj_client.errors import ClientError
+from dtj_client.launchers import count_processes
 from dtj_client.manifest import Request, job
 
+WRAPPERS = [[], ["uv", "run", "--extra", "gpu"], ["conda", "run", "-n", "a"], ["env", "A=1", "nice"]]
 PLACE = [
     *("--num_machines=$(NNODES)", "--num_processes=$(WORLD_SIZE)", "--machine_rank=$(NODE_RANK)"),
     *("--main_process_ip=$(MASTER_ADDR)", "--main_process_port=$(MASTER_PORT)"),
@@ -33,7 +35,11 @@ def command(*words: str, replicas: int | None = 2, gpus: int | None = 8) -> list
         (["accelerate", "launch"], ["--newer_switch", "--cpu"]),
     ],
 )
-def test_accelerate_launch_gets_the_place_of_each_pod(launcher: list[str], options: list[str]) -> None:
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_accelerate_launch_gets_the_place_of_each_pod(
+    launcher: list[str], options: list[str], wrapper: list[str]
+) -> None:
+    launcher = [*wrapper, *launcher]
     program = ["train.py", "--machine_rank", "$(HOME)"]
     assert command(*launcher, *options, *program) == [
         *(*launcher, *PLACE, *options),
@@ -94,7 +100,11 @@ def test_options_of_accelerate_without_a_value_are_known() -> None:
         (["deepspeed", "--num_gpus=8", "a.py"], "deepspeed starts ranks on other machines by ssh"),
     ],
 )
-def test_command_for_one_machine_is_refused_in_several_pods(words: list[str], said: str) -> None:
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_command_for_one_machine_is_refused_in_several_pods(
+    words: list[str], said: str, wrapper: list[str]
+) -> None:
+    words, said = [*wrapper, *words], said.replace("-- ", " ".join(["--", *wrapper, ""]))
     with pytest.raises(ClientError) as raised:
         command(*words)
     assert said in str(raised.value)
@@ -115,3 +125,27 @@ def test_command_for_one_machine_is_refused_in_several_pods(words: list[str], sa
 )
 def test_command_that_fits_several_pods_stays_as_it_is(words: list[str]) -> None:
     assert command(*words) == words
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize(
+    ("program", "processes"),
+    [
+        ("python train.py", 1),
+        ("python -m torch.distributed.run a.py", None),
+        ("torchrun a.py", None),
+        ("dtj run --nproc 4 a.py", 4),
+    ],
+)
+def test_processes_of_a_program_behind_a_wrapper(
+    wrapper: list[str], program: str, processes: int | None
+) -> None:
+    spec = job(Request(name="a", command=[*wrapper, *program.split()], gpus=8), with_code=False)["spec"]
+    note = count_processes(spec)
+    assert spec.get("processesPerReplica") == processes
+    assert note.startswith("processesPerReplica: 1: python starts one") is (processes == 1)
+
+
+def test_script_that_a_wrapper_runs_is_one_process() -> None:
+    spec = job(Request(name="a", command=["uv", "run", "train.py"], gpus=8), with_code=False)["spec"]
+    assert count_processes(spec).startswith("processesPerReplica: 1: train.py starts one process in each pod")

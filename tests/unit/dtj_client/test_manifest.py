@@ -134,6 +134,7 @@ def test_accelerator_of_another_maker_needs_an_image(resource: str) -> None:
     ("command", "options", "value"),
     [
         (["torchrun", "train.py"], {}, "true"),
+        (["uv", "run", "torchrun", "train.py"], {}, "true"),
         (["torchrun", "train.py"], {"env": {"ACCELERATE_USE_CPU": "no"}}, "no"),
         (["torchrun", "train.py"], {"gpus": 1}, None),
         (["torchrun", "train.py"], {"image": "my:1"}, "true"),
