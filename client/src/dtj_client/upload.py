@@ -21,12 +21,11 @@ POLLS = 300  # the pod may have to fetch its image first
 _FOLDER = "/claim"  # where the pod mounts it
 _FIX = "name a claim that the pods may write to; or build an image with the code: --image and --no-code"
 _WAITS = "import time; time.sleep(3600)"  # then the job ends and is deleted, if this process could not do it
-# Of the job's pods: what may decide where a pod can run, and with which user and account.
+# Of the job's pods: what may decide where a pod can run, with which user and account, and whether it may.
 _KEPT = (
-    *("affinity", "imagePullSecrets", "nodeSelector", "securityContext", "serviceAccountName"),
-    *("runtimeClassName", "tolerations"),
+    *("affinity", "imagePullSecrets", "nodeSelector", "priorityClassName", "runtimeClassName"),
+    *("schedulerName", "securityContext", "serviceAccountName", "tolerations"),
 )
-
 _SMALL = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
 
 
@@ -90,7 +89,18 @@ def _writer(job: Json, claim: str) -> Json:
         writes["containers"][0]["securityContext"] = trainer["securityContext"]
     if resources := _small(trainer.get("resources") or {}):
         writes["containers"][0]["resources"] = resources
+    writer["metadata"] |= _marks(job)
+    writer["spec"]["template"]["metadata"] = _marks(job["spec"]["template"])
     return writer
+
+
+def _marks(given: Json) -> Json:
+    """Labels and annotations, which a policy of the cluster may demand; not that of a queue to wait in."""
+    found = {kind: (given.get("metadata") or {}).get(kind) or {} for kind in ("labels", "annotations")}
+    return {
+        kind: {name: value for name, value in marks.items() if name != manifest.QUEUE_LABEL}
+        for kind, marks in found.items()
+    }
 
 
 def _small(resources: Json) -> Json:

@@ -122,6 +122,23 @@ def test_archive_is_sent_to_a_pod_that_runs_where_the_job_may_run(claims: str | 
     assert not cluster.stored
 
 
+def test_pod_has_what_a_policy_of_the_cluster_may_demand_but_no_queue() -> None:
+    queue, team = {"kueue.x-k8s.io/queue-name": "gpus"}, {"team": "a"}
+    of_pods = {"priorityClassName": "batch", "schedulerName": "packing"}
+    wanted = job(Request(name="digits", command=["train.py"], image="my:1"), with_code=True)
+    wanted["metadata"] |= {"labels": queue | team, "annotations": {"cost-center": "7"}}
+    wanted["spec"]["template"]["metadata"] = {"labels": queue | team, "annotations": {"inject": "false"}}
+    wanted["spec"]["template"]["spec"] |= of_pods
+    cluster = Cluster()
+    upload.upload(cluster, wanted, PLACE, b"archive")
+    (made,) = cluster.made
+    pod = made["spec"]["template"]
+    assert made["metadata"]["labels"] == pod["metadata"]["labels"] == team
+    assert made["metadata"]["annotations"].items() >= {("cost-center", "7")}
+    assert pod["metadata"]["annotations"] == {"inject": "false"}
+    assert of_pods.items() <= pod["spec"].items()
+
+
 def test_pod_that_does_not_start_is_deleted() -> None:
     cluster = Cluster(phase="Pending")
     with pytest.raises(
