@@ -13,7 +13,7 @@ from dtj_client.report import condition
 
 NEEDED = (
     *(("create", KIND), ("get", KIND), ("list", KIND), ("patch", KIND), ("delete", KIND)),
-    *(("list", "pods"), ("get", "pods/log"), ("create", "configmaps"), ("list", "events")),
+    *(("list", "pods"), ("get", "pods/log"), ("create", "configmaps")),
 )
 TRY = "kubectl dtj doctor --try starts a short job, which finds it out"
 TRIED = {"shared memory", "name resolution"}
@@ -102,6 +102,9 @@ def _rights(kubectl: Kubectl) -> Finding:
     if missing:
         fix = "ask for the role edit in this namespace"
         return Finding(Result.BAD, f"rights: you may not {', '.join(missing)}", fix)
+    if not kubectl.may("list", "events"):
+        text = "rights: submit, follow and delete jobs; without list events, nothing shows what kubelets say"
+        return Finding(Result.UNKNOWN, text)
     return Finding(Result.GOOD, "rights: submit, follow and delete jobs")
 
 

@@ -143,6 +143,14 @@ def test_missing_right_is_named() -> None:
     assert bad.text == "rights: you may not create configmaps"
 
 
+def test_right_that_training_does_not_need_is_not_bad() -> None:
+    """It would keep `--try` from starting its pods."""
+    found = [e for e in examine(Cluster(answers(), "list events")) if e.result is not Result.GOOD]
+    assert [str(each) for each in found] == [
+        "?    rights: submit, follow and delete jobs; without list events, nothing shows what kubelets say"
+    ]
+
+
 def test_rights_are_not_blamed_if_the_cluster_has_no_such_kind() -> None:
     cluster = Cluster(answers(**{"--raw": {"groups": []}}), "create distributedtrainingjobs.dtj.dev")
     (rights,) = [each for each in examine(cluster) if each.text.startswith("rights:")]
