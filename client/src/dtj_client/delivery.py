@@ -108,7 +108,7 @@ def _pack(
     request: Request, template: Json, folder: Path | None, extra: Mapping[str, str], claim: str, bar: Bar
 ) -> Delivery:
     if packages := request.requirements:
-        extra = {**extra, packages.path: packages.text}
+        extra = {**extra, packages.path: packages.text, **packages.others}
     if folder is not None:
         _check_file(request.command[0], folder, extra)
     job = manifest.job(request, with_code=True, template=template)

@@ -19,7 +19,9 @@ _BAD_RECIPE = 78  # the exit code after which the operator does not restart the 
 # time: pip also finds no package if it could not ask.
 _FINAL = re.compile(
     "No matching distribution found|DO NOT MATCH THE HASHES|ResolutionImpossible|Invalid requirement"
-    "|Hashes are required|requires a different Python"
+    "|Hashes are required|requires a different Python|Cannot find command 'git'"
+    r"|Could not open requirements file|due to an OSError: \[Errno 2\]|is not a valid wheel filename"
+    "|is not installable|does not appear to be a Python project|setuptools-scm was unable"
 )
 _PASSING = re.compile(
     "connection broken|Could not fetch URL|HTTPError|HTTP error|ConnectionError|Temporary failure|timed out"

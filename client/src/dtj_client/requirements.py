@@ -1,7 +1,9 @@
 """`submit --requirements`: an init container installs the packages of a file into a volume of the pod."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dtj_client.errors import ClientError
@@ -12,6 +14,8 @@ INSTALLER = "packages"  # name of the init container and of the volume
 FOLDER = "/packages"
 PATH, _GIVEN = "PYTHONPATH", "PYTHONPATH_BEFORE_PACKAGES"
 SITE = f"{FOLDER}/site"  # see pod_install.py
+_REFERS = re.compile(r"^\s*(?:-[rc]|--requirement|--constraint)[\s=]*(?P<path>[^\s#]+)", re.MULTILINE)
+_ELSEWHERE = re.compile(r"/|\$\{|\w+:")  # in the image, named by a variable, or a URL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,10 +24,12 @@ class Requirements:
 
     path    within the folder of the code
     text    its content
+    others  the files to which it refers, by path
     """
 
     path: str
     text: str
+    others: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_hashed(self) -> bool:
@@ -32,8 +38,16 @@ class Requirements:
 
 
 def read(path: str, folder: Path) -> Requirements:
-    """Read a file within the folder: what it refers to goes along too. Raises ClientError."""
-    file = folder / path
+    """Read a file within the folder, and those to which it refers. Raises ClientError."""
+    found: dict[str, str] = {}
+    folder = folder.resolve()
+    _read((folder / path).resolve(), path, folder, found)
+    (first, text), *others = found.items()
+    return Requirements(path=first, text=text, others=dict(others))
+
+
+def _read(file: Path, path: str, folder: Path, found: dict[str, str]) -> None:
+    """Add a file, and those to which it refers; `path` is how the user named it."""
     try:
         text = decoded(file.read_bytes())
     except (OSError, UnicodeDecodeError) as error:
@@ -41,9 +55,16 @@ def read(path: str, folder: Path) -> Requirements:
         raise ClientError(
             f"cannot read the requirements {path}: {reason}", "name a file as pip install -r takes it"
         ) from error
-    if not file.resolve().is_relative_to(folder.resolve()):
+    if not file.is_relative_to(folder):
         raise ClientError(f"{path} is outside of the folder of the code", "copy it into the folder")
-    return Requirements(path=file.resolve().relative_to(folder.resolve()).as_posix(), text=text)
+    if (name := file.relative_to(folder).as_posix()) in found:
+        return
+    found[name] = text
+    for each in _REFERS.finditer(text):
+        other = each["path"].strip("\"'")
+        if not _ELSEWHERE.match(other):
+            beside = Path(os.path.normpath(file.parent / other))  # a link stays one: pip goes by its name
+            _read(beside, f"{other} of {path}", folder, found)
 
 
 def install(pod: Json, trainer: Json, found: Requirements, *, code: str) -> None:

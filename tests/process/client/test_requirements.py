@@ -76,6 +76,12 @@ def test_package_that_does_not_exist_is_final_unless_the_index_could_not_be_aske
     assert last.startswith("the package index could not be reached")
 
 
+def test_package_from_git_is_final_in_an_image_without_git(tmp_path: Path) -> None:
+    done = run(tmp_path, "a @ git+https://example.com/a.git\n", PATH="/none")
+    assert "Cannot find command 'git'" in done.stderr
+    assert done.returncode == 78, "the operator does not restart the job"
+
+
 @contextlib.contextmanager
 def index(folder: Path, certificate: Path) -> Iterator[str]:
     """Serve a folder over HTTPS, with a certificate that is made here; yield its URL."""

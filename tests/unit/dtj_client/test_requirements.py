@@ -1,11 +1,14 @@
 """What `submit --requirements` adds to a job."""
 
+import io
+import tarfile
+from base64 import b64decode
 from pathlib import Path
 
 import pytest
 import yaml
 
-from dtj_client import manifest
+from dtj_client import manifest, pod_install
 from dtj_client.cli import main
 from dtj_client.errors import ClientError
 from dtj_client.kubectl import Json
@@ -84,12 +87,55 @@ def test_file_is_read_within_the_folder_of_the_code(tmp_path: Path) -> None:
         read("none.txt", folder)
 
 
+def test_files_to_which_the_requirements_refer_go_along(tmp_path: Path) -> None:
+    """Also those that .gitignore matches."""
+    texts = {
+        "sub/r.txt": "-r ../base.txt\n--constraint=c.txt # pinned\neinops\n-r /etc/image.txt\n-r ${HERE}/a\n",
+        "base.txt": "-rsub/r.txt\n  -c 'https://example.com/c.txt'\n-c sub/c.txt\ntorch-r x\n",
+        "sub/c.txt": "einops==0.8\n",
+    }
+    (tmp_path / "sub").mkdir()
+    for path, text in texts.items():
+        (tmp_path / path).write_text(text)
+    found = read("sub/r.txt", tmp_path)
+    assert {found.path: found.text, **found.others} == texts
+
+    (tmp_path / "sub" / "c.txt").unlink()
+    with pytest.raises(
+        ClientError, match=r"requirements sub/c\.txt of \.\./base\.txt of sub/r\.txt: No such"
+    ):
+        read("sub/r.txt", tmp_path)
+    (tmp_path / "base.txt").write_text("-r ../other.txt")
+    (tmp_path.parent / "other.txt").touch()
+    with pytest.raises(ClientError, match=r"other\.txt of \.\./base\.txt of .* is outside of the folder"):
+        read("sub/r.txt", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "ERROR: Cannot find command 'git' - do you have 'git' installed and in your PATH?",
+        # `pip freeze` of a conda environment
+        "ERROR: Could not install packages due to an OSError: [Errno 2] No such file or directory: '/croot'",
+        "ERROR: work is not a valid wheel filename.",
+        "ERROR: Could not open requirements file: [Errno 2] No such file or directory: '/etc/absent.txt'",
+        "ERROR: Directory '.' is not installable. Neither 'setup.py' nor 'pyproject.toml' found.",
+        "ERROR: file:///app does not appear to be a Python project: neither 'setup.py' nor 'pyproject.toml'",
+        "LookupError: setuptools-scm was unable to detect version for /app.",
+    ],
+)
+def test_what_pip_says_of_requirements_that_no_other_try_can_meet(said: str) -> None:
+    assert pod_install._FINAL.search(said)
+    assert not pod_install._PASSING.search(said)
+
+
 def test_dry_run_shows_the_installer_and_no_code_refuses_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
-    (tmp_path / "requirements.txt").write_text("einops\n")
+    (tmp_path / "requirements.txt").write_text("-r base.txt\n")
+    (tmp_path / "base.txt").write_text("einops\n")
     (tmp_path / ".gitignore").write_text("*.txt\n")
     words = ["submit", "--requirements", "requirements.txt", "--dry-run"]
     with pytest.raises(SystemExit) as ended:
@@ -97,7 +143,8 @@ def test_dry_run_shows_the_installer_and_no_code_refuses_it(
     assert ended.value.code == 0
     code, job = yaml.safe_load_all(capsys.readouterr().out)
     assert job["spec"]["template"]["spec"]["initContainers"][1]["name"] == "packages"
-    assert code["kind"] == "ConfigMap"
+    with tarfile.open(fileobj=io.BytesIO(b64decode(code["binaryData"]["code.tar.gz"]))) as sent:
+        assert set(sent.getnames()) == {".gitignore", "train.py", "requirements.txt", "base.txt"}
     with pytest.raises(SystemExit) as ended:
         main([*words, "--no-code", "--", "train.py"])
     assert ended.value.code == 1
