@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 LIMIT = 900 * 1024  # bytes of an archive in a ConfigMap; the API server accepts objects of about 1 MiB
 CLAIM_LIMIT = 200 << 20  # bytes of an archive in a claim; it is made in memory, and code is smaller
 IGNORE_FILES = (".gitignore", ".dtjignore")
-NEVER = (".git", ".mypy_cache/", ".ruff_cache/", ".venv/", "venv/", "node_modules/", "__pycache__/", "*.pyc")
+NEVER = (
+    *(".git", ".mypy_cache/", ".ruff_cache/", ".venv/", "venv/", ".pixi/", "node_modules/", "__pycache__/"),
+    "*.pyc",
+)
+_OF_ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")  # what only the folder of an environment has
 # What a user does not miss: hidden files, caches and what builds write. Ignored ones are not named.
 NOISE = (*NEVER, ".*", "*.egg-info/", "build/", "dist/", "htmlcov/", "*.py[co]")
 # Everybody who may read ConfigMaps in the namespace could read these.
@@ -210,7 +214,9 @@ def _files(folder: Path, left: list[str]) -> Iterator[str]:
         folders[:] = sorted(
             name
             for name in folders
-            if not ((here / name / "pyvenv.cfg").is_file() or ignored(here / name, "/"))
+            if not (
+                any((here / name / each).exists() for each in _OF_ENVIRONMENTS) or ignored(here / name, "/")
+            )
         )
         for path in (here / name for name in sorted((*files, *links))):
             if (path.is_symlink() or path.is_file()) and not ignored(path):

@@ -86,10 +86,11 @@ def test_what_gitignore_keeps_here_is_known_but_not_caches(tmp_path: Path) -> No
     assert pack(tmp_path, {"sub/c_csv": ""}).ignored == ("data/raw/", "sub/d_log")
 
 
-def test_virtual_environment_of_any_name_stays(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["env/pyvenv.cfg", "env/conda-meta/history", ".pixi/envs/default/lib/a.so"])
+def test_environment_of_any_name_stays(tmp_path: Path, path: str) -> None:
     write(tmp_path, train_py="print(1)")
-    (tmp_path / "env").mkdir()
-    (tmp_path / "env" / "pyvenv.cfg").write_text("home = /usr/bin")
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).touch()
 
     assert pack(tmp_path).files == ("train.py",)
 
