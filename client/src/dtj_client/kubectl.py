@@ -33,6 +33,8 @@ JOB_LABEL = "dtj.dev/job-name"
 TRAINER = "trainer"
 _OF_THIS_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE)  # for one more process, such as in a notebook's pod
+# With SIGINT ignored, which stays so over exec: Ctrl-C then does not stop what it starts.
+_DEAF = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
 _BLOCK = 1 << 18  # bytes that are sent between two signs of progress
 _COPIED = 200 << 10  # bytes of an object that kubectl apply can copy into an annotation of at most 256 KiB
 
@@ -209,12 +211,15 @@ class Kubectl:
         """Return a kubectl for this namespace, whatever the user chose."""
         return replace(self, options=(*self.options, f"--namespace={namespace}"))  # the last one wins
 
-    def start(self, *words: str, as_preferred: bool = False, **how: Any) -> "subprocess.Popen[bytes]":
+    def start(
+        self, *words: str, as_preferred: bool = False, is_deaf: bool = False, **how: Any
+    ) -> "subprocess.Popen[bytes]":
         """Start kubectl; `how` is for Popen. Raises ClientError if that is impossible.
 
         as_preferred  with the options that the user has set in kuberc
+        is_deaf       Ctrl-C does not stop it
         """
-        command = self.command(*words)
+        command = [*(_DEAF if is_deaf else ()), *self.command(*words)]
         try:
             return subprocess.Popen(command, env=None if as_preferred else environment(), **how)
         except OSError as error:
@@ -223,7 +228,8 @@ class Kubectl:
 
     def run(self, *words: str, given: str | None = None) -> str:
         """Return what kubectl prints; `given` is its standard input. Raises ClientError if it fails."""
-        # A command with an input changes the cluster. In a session of its own, Ctrl-C does not kill it.
+        # A command with an input changes the cluster: what became of it should be known. In a session of its
+        # own, a program that logs the user in could not ask on the terminal.
         with (
             heard() as said,
             self.start(
@@ -232,7 +238,7 @@ class Kubectl:
                 stdin=None if given is None else subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=said.fileno(),
-                start_new_session=given is not None,
+                is_deaf=given is not None,
             ) as process,
         ):
             try:
