@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -186,6 +187,11 @@ class Kubectl:
 
     options: tuple[str, ...] = ()
     program: str = "kubectl"
+
+    def __post_init__(self) -> None:
+        """Raise ClientError on Windows, which lacks what reading from several processes needs."""
+        if sys.platform == "win32":
+            raise ClientError("the client does not run on Windows itself", "install and run it in WSL")
 
     def command(self, *words: str) -> list[str]:
         """Return the whole command line. Raises ClientError if there is no kubectl."""

@@ -32,6 +32,16 @@ def run(*words: str) -> int:
     return int(ended.value.code or 0)
 
 
+def test_windows_is_refused_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert run("get") == 1
+    assert capsys.readouterr().err == (
+        "error: the client does not run on Windows itself\n  fix: install and run it in WSL\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
