@@ -30,14 +30,14 @@ class Delivery:
     archive     None: the image has the code
     place       where the archive will be; None: in the ConfigMap
     config_map  None: the code goes into the claim
-    note        about a field of the job that follows from the program; empty: there is none
+    remarks     sentences about fields of the job
     """
 
     job: Json
     archive: Archive | None = None
     place: InClaim | None = None
     config_map: Json | None = None
-    note: str = ""
+    remarks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """What is sent, where to, and why."""
@@ -51,7 +51,7 @@ class Delivery:
         return f"sending {size}, through claim {self.place.claim}, because {why}"
 
     def notes(self) -> Iterator[str]:
-        """Yield a sentence about each kind of files that are not sent, and the note."""
+        """Yield a sentence about each kind of files that are not sent, and the remarks."""
         sent = self.archive
         found = (
             {
@@ -66,8 +66,7 @@ class Delivery:
             if paths:
                 more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
                 yield f"not sent, because {why}: {', '.join(paths[:NAMED])}{more}"
-        if self.note:
-            yield self.note
+        yield from self.remarks
 
 
 def quiet(_label: str) -> AbstractContextManager[Progress]:
@@ -101,7 +100,8 @@ def prepare(
         made = _pack(request, template, folder if code else None, extra or {}, claim, bar)
     else:
         made = Delivery(job=manifest.job(request, with_code=False, template=template))
-    return replace(made, note=count_processes(made.job["spec"]))
+    readable = manifest.about_secrets(request.env, "--env-from NAME=secret/SECRET/KEY takes it from a Secret")
+    return replace(made, remarks=tuple(filter(None, (count_processes(made.job["spec"]), readable))))
 
 
 def _pack(

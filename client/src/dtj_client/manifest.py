@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,9 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 BY_THE_OPERATOR = re.compile(  # names of variables that it sets; the CRD refuses them
     r"(PET|DTJ)_.*|MASTER_(ADDR|PORT)|(LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|NNODES|NPROC_PER_NODE"
 )
+_SECRET = re.compile(
+    r"(.*_)?(TOKEN|SECRET|PASSWORD|API_?KEY|ACCESS_KEY)", re.IGNORECASE
+)  # names of variables
 # Without it Accelerate, and so transformers' Trainer, trains in each rank for itself on CPUs.
 FOR_ACCELERATE = {"name": "ACCELERATE_USE_CPU", "value": "true"}
 UNPACKER = "code"  # name of the init container
@@ -124,6 +127,12 @@ def new_name(program: str) -> str:
 def code_name(job: str) -> str:
     """Name of the ConfigMap with the code of a job."""
     return f"{job}-code"
+
+
+def about_secrets(names: Iterable[str], instead: str) -> str:
+    """A sentence about variables whose values look like secrets by their names; empty if there are none."""
+    found = ", ".join(filter(_SECRET.fullmatch, names))
+    return f"anyone who may read the job can read {found}: {instead}" if found else ""
 
 
 def config_map(request: Request, archive: Archive) -> Json:

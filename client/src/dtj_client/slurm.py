@@ -9,7 +9,7 @@ from itertools import chain, takewhile
 from dtj_client import accelerate, shell, torchrun, wrappers
 from dtj_client.amounts import GPU, limits_of
 from dtj_client.kubectl import Json
-from dtj_client.manifest import BY_THE_OPERATOR
+from dtj_client.manifest import BY_THE_OPERATOR, about_secrets
 
 _SHORT = {"J": "job-name", "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "t": "time", "G": "gpus"}
 _SHORT |= {"p": "partition", "A": "account", "q": "qos", "o": "output", "e": "error", "C": "constraint"}
@@ -79,6 +79,8 @@ def parse(text: str) -> Script:
     _lines(text, script, container, _options(text))
     if "command" not in container:
         script.notes.append("no line with srun, torchrun or python was found: write the command")
+    names = [each["name"] for each in container.get("env", ())]
+    script.notes += filter(None, [about_secrets(names, "take it from a Secret with valueFrom.secretKeyRef")])
     script.spec["template"] = {"spec": {"containers": [container]}}
     return script
 

@@ -548,6 +548,15 @@ def test_launcher_behind_a_wrapper_is_found(line: str, command: str) -> None:
     assert trainer(found.job)["command"] == command.split()
 
 
+def test_token_that_a_script_exports_is_named() -> None:
+    found = only("#SBATCH -N 2\nexport HF_TOKEN=hf_1 WANDB_API_KEY=2\nexport LR=1\npython a.py\n")
+    assert (
+        "anyone who may read the job can read HF_TOKEN, WANDB_API_KEY: "
+        "take it from a Secret with valueFrom.secretKeyRef"
+    ) in found.notes
+    assert not [note for note in only("#SBATCH -N 2\nexport LR=1\npython a.py\n").notes if "anyone" in note]
+
+
 def test_number_of_nodes_that_slurm_would_refuse_is_left_to_the_cluster() -> None:
     (found,) = convert("#SBATCH -N 0 -n 4 --gpus=8\npython a.py\n")
     assert found.job["spec"]["replicas"] == 0

@@ -84,6 +84,16 @@ def test_python_is_one_rank_in_a_pod_with_several_gpus(tmp_path: Path, code: boo
         ] * bool(processes)
 
 
+def test_token_among_the_variables_is_named() -> None:
+    env = {"HF_TOKEN": "1", "WANDB_API_KEY": "1", "TOKENIZER": "1", "MASTER_PASSWORD": "1", "PASSWORDS": "1"}
+    request = Request(name="digits", command=["a"], env=env)
+    (note,) = delivery.prepare(request, {}, None, code=False).notes()
+    assert note == (
+        "anyone who may read the job can read HF_TOKEN, WANDB_API_KEY, MASTER_PASSWORD: "
+        "--env-from NAME=secret/SECRET/KEY takes it from a Secret"
+    )
+
+
 def test_variables_from_python_may_be_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").touch()
     sent: list[delivery.Delivery] = []
