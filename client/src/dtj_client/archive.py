@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 LIMIT = 900 * 1024  # bytes of an archive in a ConfigMap; the API server accepts objects of about 1 MiB
 CLAIM_LIMIT = 200 << 20  # bytes of an archive in a claim; it is made in memory, and code is smaller
+_LISTED = 64  # files between two signs of progress
 IGNORE_FILES = (".gitignore", ".dtjignore")
 NEVER = (
     *(".git", ".mypy_cache/", ".ruff_cache/", ".venv/", "venv/", ".pixi/", "node_modules/", "__pycache__/"),
@@ -90,14 +91,19 @@ def pack(
 
     extra      further files: text by path; they replace files of the folder
     has_claim  the archive may be larger than a ConfigMap, because it can lie in a claim
-    progress   is called with the number of packed files, and of all
+    progress   is called with the number of packed files, and of all; while they are listed these are the same
 
     The same files give the same bytes: no times, no owners.
     """
     extra = extra or {}
     ignored: list[str] = []
+    found: list[str] = []
     try:
-        found = [path for path in (() if folder is None else _files(folder, ignored)) if path not in extra]
+        for path in () if folder is None else _files(folder, ignored):
+            if path not in extra:
+                found.append(path)
+            if not len(found) % _LISTED:
+                progress(len(found), len(found))
     except OSError as error:  # an ignore file, or a folder that shows the names of its files only
         fix = "make it readable, or list its folder in a .dtjignore above it"
         raise ClientError(f"cannot read {error.filename}: {error.strerror}", fix) from error
@@ -109,7 +115,7 @@ def pack(
     try:
         data = _packed(folder, files, extra, CLAIM_LIMIT if has_claim else LIMIT, progress)
     except _TooLargeError:
-        sizes = sorted(((folder / path).stat().st_size, path) for path in files)[:-4:-1]
+        sizes = sorted((_bytes_of(folder / path), path) for path in files)[:-4:-1]
         largest = ", ".join(f"{path} with {size >> 10} KiB" for size, path in sizes)
         raise ClientError(
             f"the archive of {folder.resolve()} has more than the {_size(has_claim)} that fit into "
@@ -123,6 +129,13 @@ def pack(
     noise = _spec(NOISE)
     missed = tuple(path for path in ignored if path not in extra and not noise.match_file(path))
     return Archive(data=data, files=(*files, *extra), secrets=hidden, links=links, ignored=missed)
+
+
+def _bytes_of(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:  # it is gone: a program may write here at this moment
+        return 0
 
 
 def _unreadable(error: OSError, place: str = "") -> ClientError:

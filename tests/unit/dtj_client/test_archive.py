@@ -4,6 +4,7 @@ import io
 import os
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -185,6 +186,32 @@ def test_folder_that_is_too_large_is_refused_with_the_largest_files(
     monkeypatch.setattr(archive, "CLAIM_LIMIT", 200)
     with pytest.raises(ClientError, match=r"(?s)fit into a claim.*weights\.bin"):
         pack(tmp_path, has_claim=True)
+
+
+def test_listing_many_files_is_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "_LISTED", 2)
+    write(tmp_path, **dict.fromkeys("abcde", "1"))
+    seen: list[tuple[int, int]] = []
+    pack(tmp_path, progress=lambda done, of: seen.append((done, of)))
+    assert seen == [(2, 2), (4, 4), (1, 5), (2, 5), (3, 5), (4, 5), (5, 5)]
+
+
+def test_file_that_is_gone_does_not_hide_that_the_folder_is_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a log of a program that runs there."""
+    monkeypatch.setattr(archive, "LIMIT", 200)
+    write(tmp_path, a_log="1")
+    (tmp_path / "weights.bin").write_bytes(os.urandom(5000))
+    add = tarfile.TarFile.add
+
+    def remove_after(tar: tarfile.TarFile, name: Path, **how: Any) -> None:
+        add(tar, name, **how)
+        (tmp_path / "a_log").unlink(missing_ok=True)
+
+    monkeypatch.setattr(tarfile.TarFile, "add", remove_after)
+    with pytest.raises(ClientError, match=r"the largest: weights\.bin with 4 KiB"):
+        pack(tmp_path)
 
 
 def test_folder_with_a_data_set_fills_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
