@@ -293,7 +293,8 @@ class Kubectl:
         if given:
             return given[-1]
         try:
-            return self.run("config", "view", "--minify", "-o", "jsonpath={..namespace}") or "default"
+            field = "jsonpath={.contexts[0].context.namespace}"
+            return self.run("config", "view", "--minify", "-o", field) or "default"
         except ClientError:
             if not _OF_THIS_POD.is_file():
                 raise

@@ -302,6 +302,43 @@ def test_get_takes_the_options_of_kubectl(dtj: Dtj, kubectl: Kubectl):
     assert dtj("events", "digits").code == 0
 
 
+def test_preferences_of_the_user_change_no_answer(
+    alice: dict[str, str], dtj: Dtj, kubectl: Kubectl, tmp_path: Path
+):
+    """Without a terminal, kubectl would delete nothing and succeed; and it refuses --raw with --output."""
+    preferred = {"delete": ("interactive", "true"), "get": ("output", "wide"), "create": ("output", "name")}
+    defaults = [
+        {"command": command, "options": [{"name": name, "default": value}]}
+        for command, (name, value) in preferred.items()
+    ]
+    kuberc = {"apiVersion": "kubectl.config.k8s.io/v1beta1", "kind": "Preference", "defaults": defaults}
+    (tmp_path / "kuberc").write_text(json.dumps(kuberc))
+    (tmp_path / ".dtjignore").write_text("kuberc\n.dtjignore\n")
+    alice["KUBERC"] = str(tmp_path / "kuberc")
+    submitted(dtj)
+    assert "ok   API: dtj.dev/v1alpha1\n" in dtj("doctor").out
+    assert dtj("delete", "digits", "--yes").out == "digits: deleted\n"
+    assert kubectl.get("dtj", "digits") is None
+
+
+def test_namespace_is_that_of_the_context(client: Client, tmp_path: Path):
+    """Not one in an extension for a program that logs in."""
+    extension = {"name": "client.authentication.k8s.io/exec", "extension": {"namespace": "root"}}
+    cluster = {"server": "https://example.com", "extensions": [extension]}
+    config = {
+        "kind": "Config",
+        "clusters": [{"name": "a", "cluster": cluster}],
+        "contexts": [
+            {"name": "a", "context": {"cluster": "a", "namespace": "team"}},
+            {"name": "b", "context": {"cluster": "a"}},
+        ],
+    }
+    (tmp_path / "config").write_text(json.dumps(config))
+    for context, expected in (("a", "team"), ("b", "default")):
+        options = (f"--kubeconfig={tmp_path / 'config'}", f"--context={context}")
+        assert Client(options=options, program=client.program).namespace() == expected
+
+
 def test_doctor_names_what_is_missing(dtj: Dtj):
     done = dtj("doctor")
     assert "ok   API: dtj.dev/v1alpha1\n" in done.out
