@@ -74,9 +74,9 @@ _EXPLAINED = [
             "kubectl config get-contexts lists them",
         ),
         (
-            r'unknown field "(?P<field>[^"]*)"',
-            "the API of this cluster has no field {field}",
-            "correct its name; or update the operator and its CRD, if they are older than the job",
+            r'unknown field "(?P<fields>[^"]*)"',
+            "the API of this cluster has no field {fields}",
+            "correct the name; or update the operator and its CRD, if they are older than the job",
         ),
         (  # of the CRD's pattern for the amounts of resources and volumes
             r'Invalid value: (?P<value>"[^"]*"): (?P<field>\S+) in body should match .*\[numkMGTPE\]',
@@ -383,6 +383,8 @@ class Kubectl:
         for pattern, message, fix, kind in _EXPLAINED:
             if found := pattern.search(said):
                 words = {"said": said, **found.groupdict("")}
+                if "fields" in words:  # of all matches
+                    words["fields"] = ", ".join(each["fields"] for each in pattern.finditer(said))
                 return kind(message.format_map(words), fix.format_map(words))
         return ClientError(_PREFIX.sub("", said) or "kubectl failed without a message")
 

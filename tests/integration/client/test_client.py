@@ -403,9 +403,11 @@ def test_errors_are_one_sentence_and_a_fix(dtj: Dtj, plane: ControlPlane):
     assert wrong.err.startswith("error: there is no context nowhere in the kubeconfig\n  fix: ")
     printed = dtj("submit", "--name=digits", "--no-code", "--dry-run", "--", "train.py").out
     assert dtj("submit", "-f", "-", given=printed).err.startswith("error: digits exists already\n  fix: ")
-    newer = printed.replace("spec:\n", "spec:\n  quantum: 3\n", 1)
+    newer = printed.replace("spec:\n", "spec:\n  quantum: 3\n  replica: 2\n", 1)
     unknown = dtj("submit", "-f", "-", "--name=second", given=newer)
-    assert unknown.err.startswith("error: the API of this cluster has no field spec.quantum\n  fix: ")
+    assert unknown.err.startswith(
+        "error: the API of this cluster has no field spec.quantum, spec.replica\n  fix: "
+    )
     logs = dtj("logs", "digits")
     assert "has no pods" in logs.err
     nowhere = dtj("get", "digits", options=("--kubeconfig=/dev/null",))

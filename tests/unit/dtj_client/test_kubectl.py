@@ -302,15 +302,15 @@ def test_missing_job_has_near_names(names: list[str], fix: str, monkeypatch: pyt
     assert str(Kubectl()._error(said)) == f"there is no job digit in this namespace\n  fix: {fix}"
 
 
-def test_old_server_names_the_field_that_it_does_not_know() -> None:
+def test_old_server_names_the_fields_that_it_does_not_know() -> None:
     said = (
         'Error from server (BadRequest): error when creating "STDIN": DistributedTrainingJob in version '
         '"v1alpha1" cannot be handled as a DistributedTrainingJob: strict decoding error: unknown field '
-        '"spec.quantum"'
+        '"spec.quantum", unknown field "spec.replica"'
     )
     assert str(Kubectl()._error(said)) == (
-        "the API of this cluster has no field spec.quantum\n"
-        "  fix: correct its name; or update the operator and its CRD, if they are older than the job"
+        "the API of this cluster has no field spec.quantum, spec.replica\n"
+        "  fix: correct the name; or update the operator and its CRD, if they are older than the job"
     )
 
 
