@@ -32,6 +32,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end -}}
 
+{{/* Metadata of an object that others find by its labels: (root, end of the name, those labels). */}}
+{{- define "dtj.labelledMetadata" -}}
+{{- $root := index . 0 -}}
+name: {{ include "dtj.name" $root }}{{ index . 1 }}
+namespace: {{ $root.Release.Namespace | quote }}
+labels:
+  {{- include "dtj.labels" $root | nindent 2 }}
+  {{- with index . 2 }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end -}}
+
 {{- define "dtj.image" -}}
 {{- with .Values.image -}}
 {{- if .digest -}}

@@ -134,7 +134,7 @@ def _registry(settings: Settings) -> kopf.OperatorRegistry:
 
 
 def _kopf_settings() -> kopf.OperatorSettings:
-    """Let kopf only watch the jobs: it writes nothing to the cluster and stores nothing."""
+    """Let kopf only watch the jobs: without a handler of changes it writes nothing to the cluster."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False  # Recorder sends our Events and deduplicates them; kopf does not
     settings.peering.standalone = True  # kube/lease.py does leader election
@@ -150,20 +150,6 @@ def _kopf_settings() -> kopf.OperatorSettings:
     settings.networking.enforce_retry_after = True
     settings.networking.error_backoffs = (1, 1, 2, 3, *[5] * 600)  # soon after the API server is back
     settings.queueing.idle_timeout = 0.2  # how long kopf keeps the task of each job without events
-    settings.persistence.diffbase_storage = _NoDiffBase()
     # Less than terminationGracePeriodSeconds of the operator's pod.
     settings.process.ultimate_exiting_timeout = 10
     return settings
-
-
-class _NoDiffBase(kopf.DiffBaseStorage):
-    """Stores nothing: kopf's comparison with the last handled state costs five deep copies an event."""
-
-    def build(self, **_: Any) -> Any:
-        return {}
-
-    def fetch(self, **_: Any) -> None:
-        return None
-
-    def store(self, **_: Any) -> None:
-        pass

@@ -46,20 +46,13 @@ class Reflector(Generic[V]):
     def __init__(self, api: Api, cache: Cache[V], namespace: str | None, random: Random) -> None:
         self._api, self._source, self._cache, self._random = api, cache.source, cache, random
         self.namespace, self._path = namespace, self._source.path(namespace)
+        self.what, self.required = self._source.what, self._source.required
         self._lists = asyncio.Lock()
         self.forbidden = False
         self.synced, self.tried = asyncio.Event(), asyncio.Event()
         self.current = False
         self.problem = ""
         self.last_data_at = 0.0
-
-    @property
-    def what(self) -> str:
-        return self._source.what
-
-    @property
-    def required(self) -> bool:
-        return self._source.required
 
     async def run(self) -> None:
         pause = 0.5
@@ -130,7 +123,7 @@ class Reflector(Generic[V]):
         """Log the failure (a missing optional right only once); return the seconds until the next try."""
         pause = max(pause, min(LONGEST_ASKED_PAUSE_S, getattr(error, "after_s", 0.0)))
         fields = {"what": self.what, "error": str(error)}
-        if self._source.required or not isinstance(error, Refused):
+        if self.required or not isinstance(error, Refused):
             self.forbidden = False
             unexpected = None if isinstance(error, ApiError) else error
             _log.warning(

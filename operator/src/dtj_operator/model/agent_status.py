@@ -112,18 +112,11 @@ class _Answer(_Sender, frozen=True, kw_only=True):
         return self.missing or ()
 
 
-class _OtherAnswer(_Sender, frozen=True, kw_only=True):
-    """What an agent other than replica 0's says about replica 0's."""
-
-    at: _Word
-    unheard_s: _Seconds = msgspec.field(name="unheardSeconds")
-
-
-class Unheard(msgspec.Struct, frozen=True):
+class Unheard(_Sender, frozen=True, kw_only=True):
     """For how long an agent has not heard from replica 0's, as it said at this moment of its own clock."""
 
-    at: str
-    seconds: float
+    at: _Word
+    seconds: _Seconds = msgspec.field(name="unheardSeconds")
 
 
 class Progress(_Answer, frozen=True, kw_only=True):
@@ -134,7 +127,7 @@ class Progress(_Answer, frozen=True, kw_only=True):
 
 
 _decode = msgspec.json.Decoder(_Answer).decode
-_decode_other = msgspec.json.Decoder(_OtherAnswer).decode
+_decode_other = msgspec.json.Decoder(Unheard).decode
 
 
 def parse(raw: bytes, key: Key, uid: str, observed_at: float, address: str, *, ranks: int) -> Progress:
@@ -165,4 +158,4 @@ def parse_other(raw: bytes, key: Key, uid: str, attempt: int, replica: int) -> U
     answer = _decode_other(raw)
     if (answer.job, answer.job_uid, answer.attempt, answer.replica) != (key.name, uid, attempt, replica):
         raise msgspec.ValidationError(f"the agent does not belong to replica {replica} of {key}")
-    return Unheard(answer.at, answer.unheard_s)
+    return answer

@@ -89,7 +89,7 @@ async def test_key_that_is_done_before_its_turn_or_has_left_gets_none() -> None:
     given.turns.leave("c")
     await asyncio.sleep(10)
 
-    assert [key for _, key in given.had] == ["a", "d"]
+    assert given.had == [(0, "a"), (0.5, "d")], "nor does it use up the time of the others"
 
 
 async def test_no_turn_is_given_after_close() -> None:
