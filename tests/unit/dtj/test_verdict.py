@@ -268,7 +268,7 @@ IDLE = Usage(
     runnable=frozenset(),
     stopped=frozenset(),
     wakeups=3,
-    other_wakeups=10,
+    other_wakeups={2: 10},
 )
 
 
@@ -287,7 +287,7 @@ IDLE = Usage(
         pytest.param(IDLE._replace(pids=frozenset({1, 3})), "starts processes", id="a script"),
         pytest.param(IDLE._replace(pids=frozenset({1})), "", id="a process has ended"),
         pytest.param(IDLE._replace(wakeups=4), POLLS, id="it polls"),
-        pytest.param(IDLE._replace(other_wakeups=500), "", id="idle workers poll"),
+        pytest.param(IDLE._replace(other_wakeups={2: 500}), "", id="idle workers poll"),
     ],
 )
 def test_work_in_five_seconds(now: Usage, expected: str) -> None:
