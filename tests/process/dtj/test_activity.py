@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,7 +32,7 @@ def compute():
 
 acts = {
     "compute": compute,
-    "read": lambda: os.read(os.open("/dev/zero", os.O_RDONLY), 8),
+    "read": lambda: os.read(os.open("/dev/zero", os.O_RDONLY), 2_000_000),
     "start": lambda: subprocess.Popen(["sleep", "600"], start_new_session=True),
     "rename": lambda: open("/proc/self/comm", "wb").write(bytes([255]) + b") S 1"),
     "nothing": lambda: None,
@@ -108,6 +109,18 @@ def test_rank_is_reported_once_and_then_whenever_it_was_active(
             wait_for(lambda: reader.tick([rank]) == {3: Activity(2, False)}, f"the rank to {act}")  # noqa: B023
             # Its child process too, which first reads its libraries.
             wait_for(lambda: is_asleep(rank) and not reader.tick([rank]), "the rank to rest")  # noqa: B023
+
+
+def test_burst_of_work_after_minutes_of_quiet_is_activity(
+    reader: ActivityReader, begin: Callable[[str], RankProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = begin("compute")
+    reader.tick([rank])
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 580)
+    monkeypatch.setattr(activity, "time", clock)
+    assert reader.tick([rank]) == {}
+    os.kill(rank.pid, signal.SIGUSR1)
+    wait_for(lambda: reader.tick([rank]) == {3: Activity(2, False)}, "half a second of work to be seen")
 
 
 def test_rank_that_only_woke_up_is_not_active_but_not_asleep_either(
@@ -230,14 +243,14 @@ def test_rank_whose_processes_exit_while_they_are_read_is_active(
 
 
 IDLE = Usage(
-    pids=frozenset({1, 2}),
+    pids=frozenset(range(1, 10)),
     cpu_s=5.0,
     io_bytes=7,
     is_busy=False,
     runnable=frozenset(),
     stopped=frozenset(),
     wakeups=10,
-    other_wakeups=10,
+    other_wakeups=dict.fromkeys(range(2, 10), 10),
 )
 
 
@@ -246,17 +259,19 @@ IDLE = Usage(
     [
         pytest.param(IDLE, False, id="nothing"),
         pytest.param(IDLE._replace(wakeups=2000), False, id="woken"),
-        pytest.param(IDLE._replace(cpu_s=5.5), False, id="polling twice a second"),
-        pytest.param(IDLE._replace(cpu_s=5 + 600 * 6 * 0.0025), False, id="six groups of gloo that wait"),
-        pytest.param(IDLE._replace(cpu_s=20.0), True, id="work"),
-        pytest.param(IDLE._replace(io_bytes=8), True, id="a byte"),
+        pytest.param(IDLE._replace(cpu_s=5 + 10 * 8 * 0.0025), False, id="eight groups of gloo that wait"),
+        pytest.param(IDLE._replace(cpu_s=5.25), True, id="work"),
+        pytest.param(IDLE._replace(io_bytes=7 + 77_580), False, id="wandb"),
+        pytest.param(IDLE._replace(io_bytes=7 + 529_534), False, id="a thread that reads /proc each second"),
+        pytest.param(IDLE._replace(io_bytes=7 + 2_000_000), True, id="a download"),
         pytest.param(IDLE._replace(pids=frozenset({1, 3})), True, id="another process"),
         pytest.param(IDLE._replace(is_busy=True), True, id="a slow disk, or a debugger"),
         pytest.param(
-            IDLE._replace(other_wakeups=10 + 240), False, id="two workers that poll every five seconds"
+            IDLE._replace(other_wakeups=dict.fromkeys(range(2, 10), 13)), False, id="eight workers that wait"
         ),
-        pytest.param(IDLE._replace(other_wakeups=10 + 700), True, id="one busy worker"),
+        pytest.param(IDLE._replace(other_wakeups={**IDLE.other_wakeups, 5: 31}), True, id="one busy worker"),
     ],
 )
-def test_did_something_in_ten_minutes(now: Usage, expected: bool) -> None:
-    assert did_something(IDLE, now, elapsed_s=600) is expected
+@pytest.mark.parametrize("elapsed_s", [2, 10])
+def test_did_something_in_a_window(now: Usage, elapsed_s: float, expected: bool) -> None:
+    assert did_something(IDLE, now, elapsed_s=elapsed_s) is expected

@@ -48,11 +48,18 @@ dist.barrier()
 print("done", way, flush=True)
 dist.destroy_process_group()
 """
-# One thread of each group wakes up a hundred times a second, also while nothing is sent.
+# One thread of each group wakes up a hundred times a second, also while nothing is sent. Another thread is a
+# sampler of metrics.
 HANGS_IN_GROUPS = """
-import os, time
+import os, pathlib, threading, time
 import torch.distributed as dist
 
+def sample():
+    while True:
+        pathlib.Path(os.devnull).write_text(pathlib.Path("/proc/stat").read_text())
+        time.sleep(0.5)
+
+threading.Thread(target=sample, daemon=True).start()
 dist.init_process_group("gloo")
 groups = [dist.new_group(backend="gloo") for _ in range(5)]
 dist.barrier()
@@ -122,7 +129,9 @@ def test_rank_without_activity_before_the_first_step_is_named_killed_and_restart
     assert_identical(weights(unbroken(2, PLAIN=1)), weights(tmp_path))
 
 
-def test_threads_of_gloo_do_not_hide_a_hang_before_the_first_step(finish: Finish, tmp_path: Path) -> None:
+def test_threads_of_libraries_do_not_hide_a_hang_before_the_first_step(
+    finish: Finish, tmp_path: Path
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(HANGS_IN_GROUPS)
     ended = finish("run", "--nproc", 2, "--max-restarts", RESTARTS, script, DTJ_HANG_SECONDS=1)

@@ -85,6 +85,25 @@ def test_agent_whose_hello_waited_has_left_its_silent_connection(
         sock.close()
 
 
+def test_keepalive_that_waited_while_this_process_was_blocked_is_heard(
+    links: AgentLinks, selector: selectors.BaseSelector
+) -> None:
+    """As by the start of a store: no agent is silent then."""
+    hello = Hello(uid="", attempt=0, replica=0, incarnation="a")
+    links._on_message = lambda link, _: links.introduce(link, hello)
+    agent = connect(links)
+    look(selector)
+    agent.sendall(b"{}\n")
+    look(selector)
+    (link,) = links.hellos
+    link.heard_at -= 21.0
+    agent.sendall(b"{}\n")
+    assert links.keep_alive({}, time.monotonic()) == []
+    link.heard_at -= 21.0
+    assert links.keep_alive({}, time.monotonic()) == [hello]
+    agent.close()
+
+
 def test_connection_without_a_hello_is_closed_after_some_seconds(
     links: AgentLinks, selector: selectors.BaseSelector
 ) -> None:

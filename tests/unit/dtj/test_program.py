@@ -35,7 +35,9 @@ def test_program_that_is_not_a_script(words: list[str], message: str) -> None:
     assert message in f"{raised.value.what}\n  fix: {raised.value.fix}"
 
 
-def test_script_with_a_syntax_error_is_not_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_script_with_a_syntax_error_is_retried_only_in_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
@@ -44,6 +46,9 @@ def test_script_with_a_syntax_error_is_not_retried(tmp_path: Path, monkeypatch: 
     with pytest.raises(RecipeError, match=r"train\.py, line 2: SyntaxError: '\(' was never closed") as raised:
         program.script(str(file), [])()
     assert raised.value.fix == "correct the script: x = (1,"
+    monkeypatch.setenv("DTJ_GENERATION", "2")
+    with pytest.raises(SyntaxError, match="was never closed"):
+        program.script(str(file), [])()
 
 
 def test_command_of_an_installed_package_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -351,11 +351,23 @@ def _parse(*words: str) -> None:
         ),
     ],
 )
-@pytest.mark.parametrize(("step", "code", "reason"), [(None, 78, "BadRecipe"), (3, 2, "ExitCode")])
-def test_wrong_arguments_are_not_retried_unless_they_have_led_to_steps(
+@pytest.mark.parametrize(
+    ("env", "step", "code", "reason"),
+    [
+        ({}, None, 78, "BadRecipe"),
+        ({"DTJ_GENERATION": "1", "DTJ_ATTEMPT": "0", "DTJ_RESTARTS": "0"}, None, 78, "BadRecipe"),
+        ({}, 3, 2, "ExitCode"),
+        ({"DTJ_GENERATION": "2"}, None, 2, "ExitCode"),
+        ({"DTJ_RESTARTS": "1"}, None, 2, "ExitCode"),
+        ({"DTJ_ATTEMPT": "1"}, None, 2, "ExitCode"),
+    ],
+)
+def test_wrong_arguments_are_not_retried_unless_the_program_has_begun_with_them_before(
     monkeypatch: pytest.MonkeyPatch, program: Callable[[], None], cause: str,
-    step: int | None, code: int, reason: str,
+    env: dict[str, str], step: int | None, code: int, reason: str,
 ) -> None:  # fmt: skip
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
     reports: list[dict[str, Any]] = []
     monkeypatch.setattr(report_pipe, "send", lambda fields, **_: reports.append(fields["failure"]))
     monkeypatch.setattr(heartbeat, "mine", SharedHeartbeat())

@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
-from dtj.agent.rank.main import Program
+from dtj.agent.rank.main import Program, is_first_life
 from dtj.cli import modules, recipe_cli
 from dtj.errors import RecipeError
 
@@ -39,7 +39,9 @@ def script(path: str, words: Sequence[str]) -> Program:
         vars(main)["__cached__"] = None
         try:
             code = compile(file.read_bytes(), file, "exec")
-        except SyntaxError as error:  # another try would find the same
+        except SyntaxError as error:
+            if not is_first_life():
+                raise
             what = f"{path}, line {error.lineno}: {type(error).__name__}: {error.msg}"
             raise RecipeError(what, fix=f"correct the script: {(error.text or '').strip()}") from error
         exec(code, vars(main))

@@ -108,14 +108,19 @@ class AgentLinks:
         for link, hello in self.hellos.items():
             if hello:  # say nothing to a stranger
                 link.write(line)
-        for link in [link for link, at in self._unnamed.items() if now - at > _HELLO_S]:
-            self._on_ready(link)  # its hello may have waited for this process, behind thousands of others
-        silent = [link for link in self.hellos if link.is_silent(now)]
-        late = [link for link, at in self._unnamed.items() if now - at > _HELLO_S]
-        for link in (*silent, *late):
+        for link in self._overdue(now):
+            # Its message may have waited for this process: behind thousands of hellos, or for a new store.
+            self._on_ready(link)
+        overdue = self._overdue(now)
+        for link in overdue:
             link.close()
         self._resume_accepting()
-        return [self.hellos[link] for link in silent]
+        return [self.hellos[link] for link in overdue if link.is_silent(now)]
+
+    def _overdue(self, now: float) -> list[Link]:
+        """Silent connections, and those that have not said in time who they are."""
+        late = {link for link, at in self._unnamed.items() if now - at > _HELLO_S}
+        return [link for link in self.hellos if link in late or link.is_silent(now)]
 
     def take_closed(self) -> list[Hello]:
         """Forget closed connections; return the hellos of their agents."""

@@ -127,6 +127,16 @@ def _prepare_torch(threads: int) -> None:
             os.environ.setdefault("ACCELERATE_USE_CPU", "true")
 
 
+def is_first_life() -> bool:
+    """Whether no rank of the job was ever restarted, by agents or by the operator.
+
+    Then a program that does not begin is wrong. Later it has begun before, with the same arguments: another
+    node may lack a volume, or its file may be half saved.
+    """
+    earlier = {contract.GENERATION: "1", contract.ATTEMPT: "0", contract.RESTARTS: "0"}
+    return all(os.environ.get(name, first) == first for name, first in earlier.items())
+
+
 def _is_rank() -> bool:
     """Whether this is the rank, and not a process that its program forked, which may also end here."""
     return _pid in (None, os.getpid())
@@ -148,7 +158,7 @@ def _run(program: Program) -> int:
             return _report_lost(lost)
         # Report now: its exit functions may take longer than the other ranks live.
         cause = end.code if isinstance(end.code, str) else "" if has_stopped else _handled_at(end)
-        if code == _USAGE and heartbeat.mine.step is None and _argparse_said(end):
+        if code == _USAGE and heartbeat.mine.step is None and is_first_life() and _argparse_said(end):
             code = contract.EXIT_BAD_RECIPE
         _report(cause, code=code, reason="BadRecipe" if code == contract.EXIT_BAD_RECIPE else "ExitCode")
         return code

@@ -51,7 +51,7 @@ def _serve(fd: int) -> None:
 
 
 def stacks_of_others() -> str:
-    """As faulthandler writes them: all other threads, the main thread first; only the name of one of ours."""
+    """As faulthandler writes them: all other threads, the main thread first; our idle one without frames."""
     frames = sys._current_frames()
     del frames[threading.get_ident()]
     main = threading.main_thread().ident
@@ -81,7 +81,7 @@ def collectives() -> str:
 
 
 def _stack(kind: str, thread: int, frame: FrameType, name: str) -> str:
-    if name.startswith("dtj-"):  # it says nothing about the program
+    if name == "dtj-control-pipe":  # it always waits for the agent; others of ours may wait for a peer
         return f"{kind} 0x{thread:016x} [{name}]\n"
     calls = (
         f'  File "{called.f_code.co_filename}", line {line or 0} in {called.f_code.co_name}\n'

@@ -31,7 +31,7 @@ class Usage(NamedTuple):
     runnable       pids of those whose main thread runs, or waits for a processor
     stopped        pids of those that are stopped, by SIGSTOP for example
     wakeups        of the root process's main thread
-    other_wakeups  of all other processes
+    other_wakeups  likewise of the other processes, by pid
     """
 
     pids: frozenset[int]
@@ -41,7 +41,7 @@ class Usage(NamedTuple):
     runnable: frozenset[int]
     stopped: frozenset[int]
     wakeups: int
-    other_wakeups: int
+    other_wakeups: Mapping[int, int]
 
 
 class ProcessTable:
@@ -90,7 +90,7 @@ def usage_of(root: int, table: ProcessTable) -> Usage | None:
         runnable=frozenset(pid for pid in pids if known[pid].state == "R"),
         stopped=frozenset(pid for pid in pids if known[pid].state == "T"),
         wakeups=wakeups.pop(root),
-        other_wakeups=sum(wakeups.values()),
+        other_wakeups=wakeups,
     )
 
 

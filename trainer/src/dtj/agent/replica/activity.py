@@ -1,7 +1,9 @@
 """Does a rank that has not completed a step yet do anything at all? Reads the kernel's counters.
 
 Imports, downloads, compilers and data loading complete no steps, but they (or the processes that the rank
-has started) use CPU time, read or write, or start processes. A stuck rank does none of these.
+has started) use CPU time, read or write, or start processes. A stuck rank does next to none of these: threads
+of its libraries poll, and samplers of metrics write a few lines. So there are limits for a window of some
+seconds: above what such threads do, but below a burst of work, however long it was quiet before.
 """
 
 import time
@@ -18,21 +20,23 @@ _POLL_S = 2.0
 _STACKS_S = 1.0
 _LONGEST_WAIT_S = 10.0
 _STACKS_CPU_S = 0.01  # to write the stacks once
+_WINDOW_S = 10.0
 # Threads of libraries poll also while the rank is stuck. The costliest is gloo's: one for each group wakes up
 # every 10 ms, for 0.12 to 0.25 % of a CPU (NCCL's every 100 ms), so eight groups are below this limit. A rank
 # at work is above it even on a CPU that fifty others share; below that, verdict.py sees that it wants to run.
 CPU_SHARE = 0.02
 _CPU_LEAST_S = 0.03  # the kernel counts in hundredths of a second
+# Measured: wandb 5 kB/s, most of it at once every 16 s; a thread that reads all of /proc each second 50 kB/s.
+IO_BYTES_PER_S = 100_000
 # A worker process that waits for its rank wakes up every few seconds; a busy one wakes up far more often.
-_WAKEUPS_PER_S = 1.0
-_WAKEUPS_LEAST = 10
+_WAKEUPS_PER_S = 2.0
 
 
 @dataclass(kw_only=True)
 class _Seen:
     """A rank when it was last read.
 
-    base      its usage at `base_at`, when it was last active
+    base      its usage at `base_at`, when it was last active or the present window began
     wakeups   wake-ups of its main thread, which was last awake at `awake_at`
     """
 
@@ -92,10 +96,11 @@ class ActivityReader:
         seen.wakeups = usage.wakeups
         has_changed = is_stopped != seen.is_stopped
         seen.at, seen.is_stopped = now, is_stopped
-        if not has_changed and not did_something(seen.base, usage, elapsed_s=now - seen.base_at):
-            return None
-        seen.base, seen.base_at = usage, now
-        return Activity(process.generation, is_stopped)
+        elapsed_s = now - seen.base_at
+        is_active = has_changed or did_something(seen.base, usage, elapsed_s=elapsed_s)
+        if is_active or elapsed_s >= _WINDOW_S:
+            seen.base, seen.base_at = usage, now
+        return Activity(process.generation, is_stopped) if is_active else None
 
 
 def without_stacks(process: RankProcess, table: ProcessTable) -> Usage | None:
@@ -112,11 +117,15 @@ def without_stacks(process: RankProcess, table: ProcessTable) -> Usage | None:
 
 
 def did_something(before: Usage, current: Usage, *, elapsed_s: float) -> bool:
-    """Whether the rank did more than poll with a timeout."""
+    """Whether the rank, or a process of it, did more than poll with a timeout and sample metrics."""
+    window_s = max(elapsed_s, _WINDOW_S)  # less time does not lower the limits: samplers work in bursts too
+    wakeups = before.other_wakeups
     return (
         current.is_busy
         or current.pids != before.pids
-        or current.io_bytes != before.io_bytes
-        or current.cpu_s - before.cpu_s > _CPU_LEAST_S + CPU_SHARE * elapsed_s
-        or current.other_wakeups - before.other_wakeups > _WAKEUPS_LEAST + _WAKEUPS_PER_S * elapsed_s
+        or current.io_bytes - before.io_bytes > IO_BYTES_PER_S * window_s
+        or current.cpu_s - before.cpu_s > _CPU_LEAST_S + CPU_SHARE * window_s
+        or any(
+            n - wakeups.get(pid, n) > _WAKEUPS_PER_S * window_s for pid, n in current.other_wakeups.items()
+        )
     )

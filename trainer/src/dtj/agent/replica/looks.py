@@ -9,13 +9,12 @@ from dataclasses import dataclass
 
 from dtj.agent.rank.process import RankProcess
 from dtj.agent.rank.process_usage import Usage, processes
-from dtj.agent.replica.activity import CPU_SHARE, ActivityReader, without_stacks
+from dtj.agent.replica.activity import CPU_SHARE, IO_BYTES_PER_S, ActivityReader, without_stacks
 from dtj.agent.replica.stacks import RankStacks, Stacks
 from dtj.agent.wire.probe import POLLS, USES_CPU, USES_CPU_AT_TIMES, Probe
 
 # The kernel counts in hundredths of a second.
 _CPU_LEAST_S = 0.02
-_IO_BYTES_PER_S = 100_000
 
 
 @dataclass(kw_only=True)
@@ -107,7 +106,7 @@ def work_between(before: Usage, after: Usage, *, elapsed_s: float) -> str:
         return USES_CPU
     if after.cpu_s - before.cpu_s > _CPU_LEAST_S + CPU_SHARE * elapsed_s:
         return USES_CPU_AT_TIMES if after.wakeups > before.wakeups else USES_CPU
-    if after.io_bytes - before.io_bytes > _IO_BYTES_PER_S * elapsed_s:
+    if after.io_bytes - before.io_bytes > IO_BYTES_PER_S * elapsed_s:
         return "reads or writes"
     if before.is_busy and after.is_busy:
         return "waits for a disk"
