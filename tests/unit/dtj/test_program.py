@@ -51,6 +51,19 @@ def test_script_with_a_syntax_error_is_retried_only_in_a_restart(
         program.script(str(file), [])()
 
 
+def test_program_that_is_not_python_is_called_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As /bin/sh, which has no line that could be shown."""
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    file = tmp_path / "sh"
+    file.write_bytes(b"\x7fELF\x02\0\0")
+    with pytest.raises(RecipeError, match=r"sh is not a Python file"):
+        program.script(str(file), [])()
+
+
 def test_command_of_an_installed_package_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As litgpt: its console script is not in the current folder."""
 

@@ -49,6 +49,7 @@ REQUIRED_TOPOLOGY, PREFERRED_TOPOLOGY = (
     f"{KUEUE}/podset-preferred-topology",
 )
 ANY_TOPOLOGY = f"{KUEUE}/podset-unconstrained-topology"
+DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"  # of which kubectl shows the log
 
 
 class Key(NamedTuple):

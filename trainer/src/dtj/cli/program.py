@@ -40,6 +40,11 @@ def script(path: str, words: Sequence[str]) -> Program:
         try:
             code = compile(file.read_bytes(), file, "exec")
         except SyntaxError as error:
+            if error.lineno is None:
+                raise RecipeError(
+                    f"{path} is not a Python file: {error.msg}",
+                    fix="give the script that trains; dtj run starts no other programs",
+                ) from error
             if not is_first_life():
                 raise
             what = f"{path}, line {error.lineno}: {type(error).__name__}: {error.msg}"

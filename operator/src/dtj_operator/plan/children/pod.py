@@ -47,8 +47,11 @@ def pods(
         names.ATTEMPT: str(context.attempt),
         **({names.AVOIDS_NODES: "true"} if avoid else {}),
     }
-    if given.get("annotations"):
-        meta["annotations"] = given["annotations"]
+    annotations = given.get("annotations") or {}
+    if len(spec["containers"]) > 1:  # else `kubectl logs` shows whichever comes first
+        annotations = {names.DEFAULT_CONTAINER: job.trainer, **annotations}
+    if annotations:
+        meta["annotations"] = annotations
     spec |= {"subdomain": job.name, "restartPolicy": "Never"}
     trainer = next(c for c in spec["containers"] if c["name"] == job.trainer)
     trainer["env"] = shared(job, trainer, context)

@@ -56,8 +56,10 @@ def goodput(s: Snapshot, verdict: Verdict | None, *, moved: bool) -> tuple[Json 
     # The agent of replica 0 keeps the account, from its own start.
     replaces_first = isinstance(verdict, Restart) and 0 in dict(verdict.replaces or ())
     over = ends_attempt(verdict) or replaces_first
-    new: Json = {"percent": f"{100 * account[PRODUCTIVE] / total:.1f}"} if total else {}
-    new |= {**account, QUEUED: queued}
+    new: Json = {**account, QUEUED: queued}
+    reports_steps = account[PRODUCTIVE] or account[LOST]  # a program that does not may be busy all the time
+    if total and reports_steps:
+        new["percent"] = f"{100 * account[PRODUCTIVE] / total:.1f}"
     before = account if over else earlier | ({_PODS: pods_s} if pods_s else {})
     return new, before if any(before.values()) else {}
 

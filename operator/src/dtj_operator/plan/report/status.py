@@ -289,7 +289,10 @@ def events(s: Snapshot, verdict: Verdict | None, new: Json) -> tuple[Event, ...]
     problem = unsupported(s)
     if problem is not None:
         return (Event("Warning", UNSUPPORTED, problem, problem),)
-    found = (_in_place_event(s, new), _event(verdict, attempt, new), _degraded_event(s, attempt, new))
+    found = (
+        *(_in_place_event(s, new), _event(verdict, attempt, new), _world_event(s, verdict, attempt, new)),
+        _degraded_event(s, attempt, new),
+    )
     return (
         *(event for event in found if event is not None),
         *_obstacle_event(s, verdict, attempt, new),
@@ -314,6 +317,16 @@ def _in_place_event(s: Snapshot, new: Json) -> Event | None:
     fault = blame.in_place_fault(s)
     what = f"; last: {fault.sentence}" if fault else ""
     return Event("Warning", "RestartedInPlace", f"{_count(healed, 'in-place restart')}{what}", str(number))
+
+
+def _world_event(s: Snapshot, verdict: Verdict | None, attempt: str, new: Json) -> Event | None:
+    """The agents of an elastic job continue with more or fewer ranks; a new attempt has its own Event."""
+    before, now = s.memory.raw.get("worldSize", 0), new.get("worldSize", 0)
+    trains = s.memory.phase == new.get("phase") == RUNNING and new.get("attempt") == s.memory.attempt
+    if s.job.elastic is None or not trains or verdict is not None or before in (0, now):
+        return None
+    what = f"the job trains with {_count(now, 'rank')} now, before with {before}"
+    return Event("Normal", "Resized", what, f"{attempt}/{before}-{now}")
 
 
 def _caution_events(s: Snapshot, attempt: str, new: Json) -> list[Event]:

@@ -202,6 +202,18 @@ def test_template_passes_through_unchanged() -> None:
     assert "env" not in template["spec"]["containers"][0]  # type: ignore[index]
 
 
+def test_kubectl_shows_the_log_of_the_trainer_and_not_of_a_sidecar() -> None:
+    containers = [{"name": "proxy"}, {"name": "trainer"}]
+    key = "kubectl.kubernetes.io/default-container"
+
+    def annotations(given: dict[str, str]) -> object:
+        template = {"metadata": {"annotations": given}, "spec": {"containers": containers}}
+        return built(job().wants(template=template))["metadata"]["annotations"]
+
+    assert annotations({"note": "x"}) == {key: "trainer", "note": "x"}
+    assert annotations({key: "proxy"}) == {key: "proxy"}
+
+
 def test_container_with_the_name_of_the_trainer_is_left_to_the_api_server() -> None:
     first, second = built(job().pod_spec(containers=[{"name": "a"}, {"name": "a"}]))["spec"]["containers"]
     assert ("env" in first, "env" in second) == (True, False)

@@ -42,6 +42,12 @@ def test_time_before_the_agents_start_is_queued_until_all_pods_have_a_node() -> 
     assert ended["memory"]["earlierSeconds"]["startupSeconds"] == 11
 
 
+def test_program_that_reports_no_step_has_no_percentage() -> None:
+    """As plain scripts that do not call step(): 0.0 % would say that they have done nothing."""
+    assert "percent" not in status_of(TWO.answering(ledger=ledger(0, startup=600)))["goodput"]
+    assert status_of(TWO.answering(ledger=ledger(0, lost=9)))["goodput"]["percent"] == "0.0"
+
+
 def test_time_until_all_pods_run_is_not_counted_twice() -> None:
     """The first agent answers while another pod still starts."""
     starting = TWO.having(pod(0).running().placed(NOW - 57), pod(1).placed(NOW - 57)).was("Starting")

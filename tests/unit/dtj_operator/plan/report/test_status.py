@@ -748,3 +748,19 @@ def test_message_about_a_pod_that_does_not_terminate_says_where_since_when_and_w
         WAITING.having(pod(0).running(), LATE).recovery(terminationSeconds="Never").snapshot(), None
     )
     assert "terminationSeconds is Never, so the job waits for its end" in never["message"]
+
+
+def test_other_number_of_ranks_that_train_is_an_event() -> None:
+    """Whether replicas joined, left or were lost; a new attempt has an Event of its own."""
+    up = [pod(index).running() for index in range(3)]
+    grown = job().elastic(1, 3).replicas(3).recovery(scope="Replica").having(*up)
+
+    def said(before: int, ranks: int, verdict: Verdict | None = None) -> list[str]:
+        given = grown.was("Running", worldSize=before, wantedReplicas=3).answering(world_size=ranks)
+        found = events(given.snapshot(), verdict, new_status(given.snapshot(), verdict))
+        return [each.note for each in found if each.reason == "Resized"]
+
+    assert said(2, 3) == ["the job trains with 3 ranks now, before with 2"]
+    assert said(3, 1) == ["the job trains with 1 rank now, before with 3"]
+    assert said(3, 3) == []
+    assert said(2, 3, Restart(FAULT, counts=True)) == []
