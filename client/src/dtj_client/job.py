@@ -176,9 +176,12 @@ class Job:
             if not pods:
                 status = job.get("status") or {}
                 ran = status.get("startTime") or status.get("attempt")  # a suspension resets the first
+                fix = f"kubectl dtj status {self.name}{self.kubectl.chosen} says why"
+                if status.get("phase") in FINAL:  # pods that ran on were deleted, as those with a sidecar
+                    fix += "; spec.cleanPodPolicy: None keeps the pods of the next run, and their logs"
                 raise ClientError(
                     f"job {self.name} has no pods{', and their logs went with them' if ran else ' so far'}",
-                    f"kubectl dtj status {self.name}{self.kubectl.chosen} says why",
+                    fix,
                 )
             lines = snapshot(self.kubectl, pods, self.name, *flags, progress=self.progress)
         return lines if ranks is None else of_ranks(lines, set(ranks))

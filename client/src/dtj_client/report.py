@@ -257,7 +257,8 @@ def advice(name: str, status: Json) -> str:
 
 
 def _advice_if_failed(name: str, status: Json) -> str:
-    logs = f"; kubectl dtj logs {name} has the logs" if status.get("ready") else ""
+    kept = any((status.get("replicaStatuses") or {}).values())
+    logs = f"; kubectl dtj logs {name} has the logs" if kept else ""
     said = (status.get("message") or "", (status.get("failure") or {}).get("message") or "")
     if lacks := _NO_MODULE.search("\n".join(said)):
         install = "kubectl dtj submit --requirements requirements.txt ... installs"

@@ -46,6 +46,9 @@ def problem(status: Json) -> str:
     phase = status.get("phase")
     if phase == "Failed":
         return str(status.get("message") or "")
+    held = condition(status, "Suspended")
+    if phase == "Suspended" and held.get("reason") != "Suspended":  # not by its user
+        return str(held.get("message") or held.get("reason") or "")
     for kind, phases in (("Healthy", ("Running",)), ("PodsReady", ("Pending", "Starting", "Recovering"))):
         found = condition(status, kind)
         if phase in phases and found.get("status") == "False":

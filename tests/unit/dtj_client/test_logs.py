@@ -187,5 +187,6 @@ class WithoutPods(Kubectl):
     ],
 )
 def test_job_without_pods_has_lost_its_logs_only_if_it_ran(status: dict[str, Any], said: str) -> None:
-    with pytest.raises(ClientError, match=said):
+    with pytest.raises(ClientError, match=said) as raised:
         Job("digits", WithoutPods(**status)).logs()
+    assert ("cleanPodPolicy: None keeps" in str(raised.value)) is (status.get("phase") == "Succeeded")

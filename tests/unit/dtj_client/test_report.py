@@ -148,6 +148,12 @@ def held(reason: str) -> Json:
     return {"type": "Suspended", "status": "True", "reason": reason}
 
 
+def test_job_whose_pods_were_deleted_is_not_said_to_have_logs() -> None:
+    """As after its deadline, or beside a sidecar that did not end."""
+    failed = {"phase": "Failed", "ready": "0/2", "replicaStatuses": {"active": 0, "failed": 0}}
+    assert shown(failed).splitlines()[-1].endswith("correct the cause above and submit the job again")
+
+
 def blocked(message: str) -> Json:
     """The status of a job whose pods are unschedulable."""
     reason = {"type": "PodsReady", "status": "False", "reason": "Unschedulable", "message": message}
@@ -167,7 +173,9 @@ def blocked(message: str) -> Json:
         ),
         param({"phase": "Succeeded"}, "kubectl dtj logs digits", id="succeeded"),
         param(
-            {"phase": "Failed", "ready": "0/2"}, "again; kubectl dtj logs digits has the logs", id="failed"
+            {"phase": "Failed", "ready": "0/2", "replicaStatuses": {"active": 0, "failed": 1}},
+            "again; kubectl dtj logs digits has the logs",
+            id="failed",
         ),
         param({"phase": "Recovering"}, "nothing", id="recovering"),
         param(

@@ -42,19 +42,23 @@ def test_jobs_that_run_come_first_and_problems_are_named() -> None:
             ],
         ),
         job("big", phase="Pending", conditions=[blocked]),
+        job("held", phase="Suspended", conditions=[{"type": "Suspended", "reason": "QueueUnavailable"}]),
+        job("paused", phase="Suspended", conditions=[{"type": "Suspended", "reason": "Suspended"}]),
         job("again", phase="Recovering", conditions=[blocked]),
         {"metadata": {"name": "new"}, "spec": {}},
     ]
     assert list(table(jobs, NOW, 200)) == [
-        "NAME   PHASE       FOR    READY  STEP  SAMPLES/S  GOODPUT  RESTARTS  PROBLEM",
-        "again  Recovering  -      -      -     -          -        0         Unschedulable",
-        "big    Pending     -      -      -     -          -        0         Unschedulable",
-        "hangs  Running     -      -      5/9   -          -        0         no newer step for 1 min",
-        "new    -           -      -      -     -          -        0",
-        "train  Running     3m20s  2/2    5/9   80         97.0 %   1         rank 3 is ?[2J slow",
-        "old    Succeeded   -      0/2    9/9   -          -        0",
+        "NAME    PHASE       FOR    READY  STEP  SAMPLES/S  GOODPUT  RESTARTS  PROBLEM",
+        "again   Recovering  -      -      -     -          -        0         Unschedulable",
+        "big     Pending     -      -      -     -          -        0         Unschedulable",
+        "hangs   Running     -      -      5/9   -          -        0         no newer step for 1 min",
+        "new     -           -      -      -     -          -        0",
+        "train   Running     3m20s  2/2    5/9   80         97.0 %   1         rank 3 is ?[2J slow",
+        "held    Suspended   -      -      -     -          -        0         QueueUnavailable",
+        "old     Succeeded   -      0/2    9/9   -          -        0",
+        "paused  Suspended   -      -      -     -          -        0",
     ]
-    assert [len(line) for line in table(jobs, NOW, 10)] == [10] * 7
+    assert [len(line) for line in table(jobs, NOW, 10)] == [10] * 9
 
 
 def test_each_rank_has_a_colour_and_a_pipe_has_none(capsys: pytest.CaptureFixture[str]) -> None:
