@@ -224,6 +224,10 @@ def test_operator_accepts_the_status_of_replica_0_only():
             "  | ExceptionGroup: two loaders (2 sub-exceptions)\n  +-+---- 1 ----\n    | ValueError: a",
             id="a group of errors",
         ),
+        pytest.param(
+            'Traceback:\n  File "a.py", line 1\n    x()\nChildFailedError: \n=====\ntrain.py FAILED\n',
+            id="a reason below the error",
+        ),
         pytest.param('in a wait:\n  File "a.py", line 1\n    x()', id="a stack without an error"),
     ],
 )

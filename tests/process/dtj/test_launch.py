@@ -145,6 +145,10 @@ def test_first_failed_rank_is_named_rather_than_those_that_lost_it(
     assert fields["exitCode"] == code
     assert fields["reason"] == reason
     assert message in fields["message"]
+    if how == "SIGSEGV":
+        assert "Fatal Python error: Segmentation fault" in fields["message"]
+        assert "small.py" in fields["message"]
+        assert "commands.py" not in fields["message"], "the frames of dtj say nothing"
     assert 1 <= fields["step"] <= 7
     assert message.split(" after", maxsplit=1)[0] in ended.err.splitlines()[-1 if how != "bad recipe" else -2]
 
@@ -155,6 +159,12 @@ def test_first_failed_rank_is_named_rather_than_those_that_lost_it(
         pytest.param("'there is nothing in /data'", 1, "there is nothing in /data", id="a sentence"),
         # The code of an agreed stop, which the operator restarts for ever.
         pytest.param("75", 75, "rank 0 exited with code 75 before its first step", id="EX_TEMPFAIL"),
+        pytest.param(
+            "print('no file /data') or 42",
+            42,
+            "its last output:\nno file /data\nrank 0 exited with code 42 before its first step",
+            id="a code after a line of output",
+        ),
     ],
 )
 def test_exit_of_a_script_is_in_the_termination_message(

@@ -14,12 +14,12 @@ from typing import cast
 import pytest
 
 from dtj.agent.rank import own_stacks
+from dtj.agent.rank.frames import place_of
 from dtj.agent.rank.main import Program
 from dtj.agent.rank.process import RankProcess
 from dtj.agent.rank.process_usage import Process, process_of
 from dtj.agent.replica import stacks
 from dtj.agent.replica.activity import ActivityReader
-from dtj.agent.replica.frames import place_of
 from dtj.agent.replica.looks import Looks
 from dtj.agent.replica.stacks import LONGEST_S, RankStacks, Stacks, as_text
 from dtj.agent.report.status_server import STACKS_TIMEOUT_S

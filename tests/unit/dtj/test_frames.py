@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.distributed
 
+from dtj.agent.rank.frames import collectives_of, place_of, without_callers
 from dtj.agent.rank.own_stacks import collectives, stacks_of_others
-from dtj.agent.replica.frames import collectives_of, place_of, without_callers
 from dtj.agent.wire.probe import NOWHERE, Place
 from dtj.cli import program
 

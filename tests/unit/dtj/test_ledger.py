@@ -1,6 +1,12 @@
 """A job's seconds by their use; test_goodput.py compares them with the ranks' own records."""
 
+import selectors
+
+from dtj.agent.coordinator.coordinator import Coordinator
 from dtj.agent.coordinator.ledger import Ledger
+from dtj.agent.coordinator.membership import Membership
+from dtj.agent.coordinator.watch.hang import Watchdog
+from dtj.agent.wire.protocol import CoordinatorState, Job, RestartBudget
 
 
 def test_every_second_is_in_one_kind() -> None:
@@ -49,3 +55,20 @@ def test_ledger_can_be_read_while_the_job_recovers() -> None:
     ledger.stepped(1, 4.0)
     ledger.fault(4.5)
     assert ledger.at(6.0) == {"startup": 4.0, "productive": 0.0, "lost": 0.5, "recovering": 1.5}
+
+
+def test_steps_of_an_earlier_attempt_are_repeated_and_not_productive() -> None:
+    """As after a suspension without a checkpoint."""
+    membership = Membership(job=Job(), budget=RestartBudget(), state=CoordinatorState(best_step=2))
+    with selectors.DefaultSelector() as selector:
+        coordinator = Coordinator(membership, Watchdog(), selector, log=print)
+        ledger, began = coordinator.ledger, coordinator.ledger.since
+        coordinator.close()
+    for step in (1, 2, 3):
+        ledger.stepped(step, began + step)
+    assert {kind: round(seconds) for kind, seconds in ledger.at(began + 3).items()} == {
+        "startup": 1,
+        "lost": 1,
+        "productive": 1,
+        "recovering": 0,
+    }

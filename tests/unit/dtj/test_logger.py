@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import os
+from collections import deque
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -403,6 +404,16 @@ def test_prefix(data: bytes, shown: str) -> None:
 def test_line_as_json(line: str, shown: str) -> None:
     found = LogLines(rank=3, as_json=True)
     assert found.feed(line.encode() + b"\n").decode() == shown + "\n"
+
+
+def test_last_lines_of_both_streams_are_kept_in_their_order() -> None:
+    recent = deque[bytes](maxlen=3)
+    out, err = (LogLines(rank=0, as_json=as_json, recent=recent) for as_json in (False, True))
+    out.feed(b"a\nb\n\n")
+    err.feed(b"x" * 1000 + b"\n")
+    out.feed(b"no end")
+    out.end()
+    assert [*recent] == [b"b", b"x" * 200, b"no end"]
 
 
 def test_line_without_an_end_does_not_use_unlimited_memory() -> None:

@@ -117,6 +117,14 @@ def test_oom_killer_is_suspected() -> None:
     )
 
 
+def test_exit_without_a_message_shows_the_last_output_and_in_the_log_one_line() -> None:
+    silent = replace(end(3, 42), wrote="loading\nno file", step=5)
+    said = "rank 3 exited with code 42 after step 5"
+    assert outcome.describe(silent, 5) == f"its last output:\nloading\nno file\n{said}"
+    assert outcome.summary(silent) == said
+    assert outcome.error_number(silent) == outcome.error_number(replace(silent, wrote="other")) != 0
+
+
 def test_signal_without_a_name_is_shown_by_its_number() -> None:
     assert outcome.describe(end(3, 128 + 39), 5) == "rank 3 was killed by signal 39 after step 5"
     assert outcome.failure_fields(end(3, 128 + 39), generation=1, processes=1)["signal"] == "signal 39"
@@ -202,6 +210,13 @@ def test_short_message_is_left_whole() -> None:
             RuntimeError("[gloo/transport/tcp/pair.cc:544] Read error [10.0.0.2]:1234: Connection timed out"),
             True,
             id="the pod has gone without a word",
+        ),
+        pytest.param(
+            RuntimeError(
+                "Error on Node 1: eof (this error originated at tensorpipe/transport/shm/connection.cc:259)"
+            ),
+            True,
+            id="a peer of torch.distributed.rpc",
         ),
     ],
 )
@@ -476,6 +491,10 @@ def _raise_with_lines() -> None:
     ("fail", "line"),
     [
         (_raise_with_lines, "RuntimeError: CUDA error: out of bounds"),
+        (
+            lambda: torch.nn.Linear(2, 1).load_state_dict({"weight": torch.ones(1, 2)}),
+            'RuntimeError: Error(s) in loading state_dict for Linear: Missing key(s) in state_dict: "bias".',
+        ),
         (_raise_group, "ExceptionGroup: two loaders (2 sub-exceptions)"),
         (lambda: compile("def f(:", "train.py", "exec"), "SyntaxError: invalid syntax"),
     ],

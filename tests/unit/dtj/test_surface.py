@@ -6,6 +6,7 @@ import pytest
 import dtj
 from dtj import contract
 from dtj.agent.wire import facts
+from dtj.agent.wire.outcome import Ending
 from dtj.agent.wire.probe import Probe
 from dtj.agent.wire.protocol import PROTOCOL, CoordinatorState, Form, Hello, Keeper, RankState
 from dtj.agent.wire.signs import Activity, Heartbeat
@@ -121,7 +122,7 @@ def test_message_fields_change_only_with_the_protocol_number() -> None:
     """If this fails, increase PROTOCOL: pods of different builds would misread each other's messages."""
     fields = [
         *(Hello.__dataclass_fields__, Keeper.__dataclass_fields__, RankState.__dataclass_fields__),
-        *(CoordinatorState.__dataclass_fields__, Form.__dataclass_fields__),
+        *(CoordinatorState.__dataclass_fields__, Form.__dataclass_fields__, Ending.__dataclass_fields__),
         *(
             Heartbeat._fields,
             Probe.__dataclass_fields__,
@@ -132,7 +133,7 @@ def test_message_fields_change_only_with_the_protocol_number() -> None:
         *([name, *kind._fields] for name, kind in facts.KINDS.items()),
     ]
     assert (PROTOCOL, [" ".join(each) for each in fields]) == (
-        13,
+        14,
         [
             "uid attempt replica incarnation processes restarts is_stopping ranks state keeper allowed",
             "port token machine",
@@ -140,6 +141,7 @@ def test_message_fields_change_only_with_the_protocol_number() -> None:
             "generation in_place without_progress error identical"
             " unformed best_step replicas shift startup_s",
             "generation kept replicas gracefully connect_s",
+            "rank code at signal step message reason by_agent wrote",
             "generation step pause_s busy_time at is_counted",
             "place moved does responds is_stopped stopped asleep_s collectives",
             "generation is_stopped",

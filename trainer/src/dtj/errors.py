@@ -21,12 +21,12 @@ from typing import Any
 
 from dtj.contract import EXIT_BAD_RECIPE, EXIT_PEER_LOST
 
-# Error messages of gloo, NCCL and the store when a peer is gone.
+# Error messages of gloo, NCCL, the store and torch.distributed.rpc when a peer is gone.
 _PEER_LOST = re.compile(
     r"connection (was )?(closed|reset|refused|timed out)|broken pipe|remote process exited|socket timeout"
     r"|no route to host|network is unreachable|client socket has timed out|waiting for clients"
     r"|timed out waiting|failed to recv|could not connect|wait timeout|ncclRemoteError|recvValue failed"
-    r"|sendBytes failed|heartbeat",
+    r"|sendBytes failed|heartbeat|originated at tensorpipe/transport",
     re.IGNORECASE,
 )
 # What CUDA says of a GPU, a link or a driver that is broken; its other errors may be those of the program.
@@ -35,7 +35,7 @@ _DEVICE_FAULT = re.compile(
     r"|CUDA unknown error|system not yet initialized|CUDA driver initialization failed"
 )
 # Other libraries (a feature store, a data service) have such errors, too: look for torch's own names.
-_NETWORK = re.compile(r"gloo|nccl|tcpstore|c10d|rendezvous", re.IGNORECASE)
+_NETWORK = re.compile(r"gloo|nccl|tcpstore|c10d|rendezvous|tensorpipe", re.IGNORECASE)
 OFTEN_OUT_OF_MEMORY = " (often the kernel's OOM killer: out of memory)"  # of SIGKILL
 _TYPES = {"DistNetworkError", "DistStoreError", "DistBackendError"}
 

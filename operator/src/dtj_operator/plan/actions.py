@@ -6,12 +6,14 @@ So a crash between the two neither forgets a restart nor counts it twice.
 
 import re
 from dataclasses import dataclass, field
+from itertools import dropwhile
 
 from dtj_operator.model.children import Refusal
 from dtj_operator.model.json import Json
 from dtj_operator.model.private import Shortage
 from dtj_operator.model.views import PodGroupView, PodView, WorkloadView
 
+_WORD = re.compile(r"\w")
 _GROUP = re.compile(r"^ +\| ")  # before each line of an exception of an ExceptionGroup
 
 
@@ -69,12 +71,15 @@ def tail(text: str, limit: int) -> str:
 def headline(message: str) -> str:
     """The line that names the error: of a traceback the first one behind its frames, else the last one.
 
-    The last line of an error of dtj says how to fix what the line before names, so it is both.
+    The last line of an error of dtj says how to fix what the line before names, so it is both. So is an error
+    that has its reason in the next line, as of `load_state_dict`.
     """
     lines = [_GROUP.sub("", line) for line in message.strip().splitlines()] or [""]
     frames = [number for number, line in enumerate(lines) if line.startswith("  File ")]
-    behind = lines[frames[-1] :] if frames else []
-    found = next((line for line in behind if line and not line.startswith(" ")), lines[-1])
+    behind = dropwhile(lambda line: not line or line.startswith(" "), lines[frames[-1] :] if frames else ())
+    found, *more = [*behind] or lines[-1:]
+    if found.rstrip().endswith(":"):
+        found = " ".join([found.rstrip(), *(line.strip() for line in more if _WORD.search(line))][:2])
     return "; ".join(line.strip() for line in lines[-2:]) if found.startswith("  fix: ") else found
 
 

@@ -55,7 +55,8 @@ def pods(
     spec |= {"subdomain": job.name, "restartPolicy": "Never"}
     trainer = next(c for c in spec["containers"] if c["name"] == job.trainer)
     trainer["env"] = shared(job, trainer, context)
-    trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+    for container in (trainer, *(spec.get("initContainers") or ())):  # a failure shows the end of its log
+        container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     _mount_shm(job, spec, trainer)
     _mount_checkpoints(job, spec, trainer)
     if spec.get("hostNetwork"):

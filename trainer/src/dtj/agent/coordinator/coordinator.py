@@ -48,7 +48,8 @@ class Coordinator:
         self._monitor = Monitor(
             watchdog, restarts=restarts_hung, working_s=working_s, log=log, broadcast=self._broadcast
         )
-        self.ledger = Ledger(since=time.monotonic())
+        known = membership.state.best_step  # by an earlier attempt, or replica 0 before this one
+        self.ledger = Ledger(since=time.monotonic(), best_step=-1 if known is None else known)
         self.steps: dict[int, int] = {}
         self._log = log
         self._links = AgentLinks(

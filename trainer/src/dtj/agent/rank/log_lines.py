@@ -5,6 +5,7 @@ Lines of different ranks are never mixed. The last line is kept even if the rank
 
 import json
 import re
+from collections import deque
 from typing import Any
 
 # A progress bar redraws its line with \r: each redraw becomes a line of the log, unless it shows nothing.
@@ -13,14 +14,16 @@ _END = re.compile(rb"(\r\n|\n|\r(?=.))", re.DOTALL)
 _MOVE = re.compile(rb"\x1b\[[\d;]*[A-HJKf]")
 # A line without an end must not fill the memory.
 _MAX_BYTES = 64 * 1024
+_RECENT_BYTES = 200  # of each line that is kept as a recent one
 
 
 class LogLines:
-    """Collects one stream of one rank."""
+    """Collects one stream of one rank; `recent` gets each line that is not empty, and may drop old ones."""
 
-    def __init__(self, *, rank: int, as_json: bool) -> None:
+    def __init__(self, *, rank: int, as_json: bool, recent: deque[bytes] | None = None) -> None:
         self._rank = rank
         self._as_json = as_json
+        self._recent = deque[bytes](maxlen=0) if recent is None else recent
         self._rest = b""
 
     def feed(self, data: bytes) -> bytes:
@@ -39,6 +42,8 @@ class LogLines:
         return self._prefixed(rest) if rest else b""
 
     def _prefixed(self, line: bytes) -> bytes:
+        if kept := line[:_RECENT_BYTES].rstrip():
+            self._recent.append(kept)
         if not self._as_json:
             return b"[rank %d] %s\n" % (self._rank, line)
         text = line.decode(errors="replace")

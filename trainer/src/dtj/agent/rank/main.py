@@ -4,6 +4,7 @@
 """
 
 import argparse
+import contextlib
 import faulthandler
 import os
 import runpy
@@ -237,6 +238,9 @@ def _is_ours(filename: str) -> bool:
 def _report(message: str, *, code: int, reason: str, is_for_people: bool = False) -> None:
     if not _is_rank():
         return
+    if not message:  # the agent adds what it wrote last
+        with contextlib.suppress(Exception):  # the program may have closed it, or put another object there
+            sys.stdout.flush()
     fields: dict[str, Any] = {
         "message": message.strip(),
         "reason": reason,

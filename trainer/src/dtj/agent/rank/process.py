@@ -9,7 +9,8 @@ import signal
 import sys
 import termios
 import time
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Self
 
@@ -17,6 +18,7 @@ from dtj import contract
 from dtj.agent.child_process import signals_blocked
 from dtj.agent.rank import own_stacks, process_group
 from dtj.agent.rank.error_file import ErrorFile
+from dtj.agent.rank.last_words import KEPT, last_words
 from dtj.agent.rank.log_lines import LogLines
 from dtj.agent.rank.main import Program, Wiring, become
 from dtj.agent.rank.process_usage import handles
@@ -66,6 +68,7 @@ class RankProcess:
     """A rank from its fork to its end.
 
     streams    read end of an open output pipe -> (the agent's own fd for its lines, the lines)
+    recent     the last lines that it wrote to them
     reports    read end of the pipe of telemetry/report_pipe.py, None once it is closed
     orders     write end of the pipe of control_pipe.py
     stacks     read end of the pipe for its Python stacks
@@ -107,6 +110,7 @@ class RankProcess:
     stacks_insisted: int = 0
     ending: Ending | None = None
     error_file: ErrorFile = field(default_factory=ErrorFile)
+    recent: deque[bytes] = field(default_factory=deque)
     _failure: dict[str, Any] = field(default_factory=dict)
     _rest: bytes = b""
     _stacks_read: int = 0  # bytes
@@ -161,8 +165,13 @@ class RankProcess:
             os.close(fd)
         for fd in (out, err, reports, orders_w, stacks):
             os.set_blocking(fd, False)
-        streams = {fd: (target, LogLines(rank=rank, as_json=as_json)) for fd, target in ((out, 1), (err, 2))}
+        recent = deque[bytes](maxlen=KEPT)
+        streams = {
+            fd: (target, LogLines(rank=rank, as_json=as_json, recent=recent))
+            for fd, target in ((out, 1), (err, 2))
+        }
         return cls(
+            recent=recent,
             rank=rank,
             pid=pid,
             streams=streams,
@@ -356,7 +365,7 @@ class RankProcess:
         step = self._failure.get("step")
         if self.killed and "exitCode" in self._failure:  # it was exiting already
             code, signal_number = self._failure["exitCode"], None
-        return Ending(
+        found = Ending(
             rank=self.rank,
             code=code,
             signal=signal_number,
@@ -366,6 +375,7 @@ class RankProcess:
             reason=self._failure.get("reason"),
             by_agent=self.killed and not self._failure,
         )
+        return replace(found, wrote=last_words(self.recent)) if found.failed and not found.message else found
 
 
 def _unread(fd: int) -> int:

@@ -8,9 +8,9 @@ next to no processor time. Requests that arrive meanwhile get the same answer.
 import time
 from collections.abc import Callable, Iterable
 
+from dtj.agent.rank.frames import collectives_of, place_of, without_callers
 from dtj.agent.rank.process import RankProcess
 from dtj.agent.rank.process_usage import process_of
-from dtj.agent.replica.frames import collectives_of, place_of, without_callers
 
 # Time that the ranks get to write their stacks; one that is late gets a little more, again and again.
 _STACKS_S = 1.0

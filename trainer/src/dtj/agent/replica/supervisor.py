@@ -266,6 +266,8 @@ class Supervisor:
             self._forget(process, fd)
 
     def _on_reports(self, process: RankProcess) -> None:
+        for fd in list(process.streams):  # what it wrote before it reported its failure belongs to it
+            self._on_output(process, fd)
         reports, is_over = process.read_reports()
         for fields in reports:
             self._events.reported(process, fields)

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from itertools import dropwhile
 from types import MappingProxyType
 from typing import Any, TypeGuard
 
@@ -22,6 +23,7 @@ MESSAGE_BYTES = 4000
 _LAST_REPORTED = ("totalSteps", "epoch", "loss", "samplesPerSecond")
 _PROGRAM_ERRORS = frozenset({"Exception", "ExitCode", "OOMKilled"})
 _CULPRIT_BYTES = 2800  # of the 4,096 of a termination message
+_WORD = re.compile(r"\w")
 _GROUP = re.compile(r"^ +\| ")  # before each line of an exception of an ExceptionGroup
 # Who usually sends a signal.
 _SENT_BY: dict[int, str] = {
@@ -42,6 +44,7 @@ class Ending:
     message   tail of its traceback, empty if there is none; of an OOM kill the memory limit
     reason    as reported by the rank, see contract.REASONS, or None
     by_agent  the agent killed it because another rank had failed
+    wrote     the last lines of its output, if it reported no message
     """
 
     rank: int
@@ -52,6 +55,7 @@ class Ending:
     message: str = ""
     reason: str | None = None
     by_agent: bool = False
+    wrote: str = ""
 
     @property
     def failed(self) -> bool:
@@ -238,7 +242,12 @@ def stamp(at: datetime) -> str:
 
 
 def describe(culprit: Ending, step: int | None) -> str:
-    """What happened: the traceback if there is one, else what the exit code means."""
+    """What happened: the traceback if there is one, else its last output, and what the exit code means."""
+    said = f"its last output:\n{culprit.wrote}\n" if culprit.wrote and not culprit.message else ""
+    return said + _meaning(culprit, step)
+
+
+def _meaning(culprit: Ending, step: int | None) -> str:
     when = f"after step {step}" if step is not None else "before its first step"
     if culprit.cause == "OOMKilled":
         limit = f" ({culprit.message})" if culprit.message else ""
@@ -255,18 +264,21 @@ def summary(ending: Ending) -> str:
     """The cause of a failure in one line."""
     if ending.message and ending.cause != "OOMKilled":
         return f"rank {ending.rank} failed: {headline(ending.message)}"
-    return describe(ending, ending.step)
+    return _meaning(ending, ending.step)
 
 
 def headline(message: str) -> str:
     """The first line of the error that a traceback ends with; without a traceback the last line.
 
-    The last line of an error of dtj says how to fix what the line before names, so it is both.
+    The last line of an error of dtj says how to fix what the line before names, so it is both. So is an error
+    that has its reason in the next line, as of `load_state_dict`.
     """
     lines = [_GROUP.sub("", line) for line in message.splitlines()] or [""]
     frames = [number for number, line in enumerate(lines) if line.startswith("  File ")]
-    after = lines[frames[-1] :] if frames else []
-    found = next((line for line in after if line and not line.startswith(" ")), lines[-1])
+    behind = dropwhile(lambda line: not line or line.startswith(" "), lines[frames[-1] :] if frames else ())
+    found, *more = [*behind] or lines[-1:]
+    if found.rstrip().endswith(":"):
+        found = " ".join([found.rstrip(), *(line.strip() for line in more if _WORD.search(line))][:2])
     return "; ".join(line.strip() for line in lines[-2:]) if found.startswith("  fix: ") else found
 
 

@@ -9,7 +9,7 @@ from dtj.agent.wire.outcome import Ending
 
 # Version of all messages between the agents of a job, and between its ranks. Increase by one for each
 # incompatible change. Never change the form of a refusal, nor `protocol`, `uid` and `attempt` of a hello.
-PROTOCOL = 13
+PROTOCOL = 14
 # Connecting takes this long only if a rank dies at that moment, or packets are lost.
 CONNECT_S = 20.0
 
