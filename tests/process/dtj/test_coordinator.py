@@ -120,11 +120,13 @@ def test_log_says_that_a_job_does_not_grow_by_a_replica_that_has_joined(pod: Pod
     member = pod.coordinator.membership
     limits = Limits(1, 4, excluded=frozenset({2}))
     member.job = replace(member.job, limits=limits, saves=True)
+    assert pod.coordinator.status_fields()["waiting"] is None
     other = Link(pod.coordinator.link(), now=0.0)
     pod.send()
     other.send(hello("b", replica=1, ranks={}))
     pod.send()
     assert pod.logged == ["a job whose --mesh does not fit 2 replicas cannot grow: replica 1 must wait"]
+    assert pod.coordinator.status_fields()["waiting"] == pod.logged[0]
     other.close()
 
 

@@ -93,7 +93,7 @@ RUN_FIELDS: Final = (
 STATUS_FIELDS: Final = (
     *("job", "jobUid", "replica", "attempt", "generation", "state", "worldSize"),
     *RUN_FIELDS,
-    *("ranks", "slowestRank", "slowest", "hang", "missing", "unheardSeconds", "rejoin"),
+    *("ranks", "slowestRank", "slowest", "hang", "missing", "waiting", "unheardSeconds", "rejoin"),
     *("restarts", "failure", "ledger", "at"),
 )
 STATES: Final = ("Starting", "Running", "Recovering", "Stopping", "Done", "Failed")

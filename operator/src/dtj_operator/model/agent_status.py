@@ -100,6 +100,7 @@ class _Answer(_Sender, frozen=True, kw_only=True):
     hang: Hung | None = None
     save_failure: _Text | None = None  # why no checkpoint can be written, while that lasts
     missing: Annotated[tuple[SilentReplica, ...], _LISTED] | None = None
+    waiting: _Text | None = None  # why replicas that have joined do not train, while that lasts
     at: _Word | None = None  # changes with every answer of an agent that is not stopped
 
     @property

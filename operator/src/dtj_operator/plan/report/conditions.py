@@ -128,6 +128,11 @@ def shortage(s: Snapshot) -> str | None:
     return f"only {s.size} of {s.job.replicas} pods could start; retrying with all pods at {again}"
 
 
+def held_back(s: Snapshot) -> str | None:
+    """Why replicas of an elastic job that have joined do not train, by its agents."""
+    return s.answer.waiting if s.answer is not None and s.memory.phase == RUNNING else None
+
+
 def conditions(s: Snapshot, verdict: Verdict | None, phase: str, blocked: Refusal | None) -> list[Json]:
     """All conditions after this reconcile, in a fixed order."""
     found = [
@@ -194,22 +199,27 @@ def _healthy(s: Snapshot, verdict: Verdict | None, phase: str) -> Found | None:
     if isinstance(verdict, Fail):
         return "Healthy", False, "Failed", verdict.message
     if phase == RUNNING:
-        wrong = degraded_by(s)
-        if wrong is not None:
-            return "Healthy", False, wrong[0], wrong[1]
-        started = {index for index, pod in participating(s).items() if s.started(pod)}
-        present, desired = len(started | s.memory.done), s.job.replicas
-        if present < desired:
-            absent = f"waiting for {desired - present}"
-            message = f"{present} of {desired} replicas are running or finished; {absent}"
-            return "Healthy", True, "RunningWithFewer", message
-        return "Healthy", True, "Running", _running_message(s)
+        return _healthy_while_running(s)
     if phase == SUCCEEDED:
         return "Healthy", True, "Finished", "the job has succeeded"
     known = s.memory.condition("Healthy")
     if phase != RECOVERING or not known:
         return None
     return "Healthy", False, "Recovering", known["message"]
+
+
+def _healthy_while_running(s: Snapshot) -> Found:
+    if wrong := degraded_by(s):
+        return "Healthy", False, *wrong
+    started = {index for index, pod in participating(s).items() if s.started(pod)}
+    present, desired = len(started | s.memory.done), s.job.replicas
+    if present < desired:
+        absent = f"waiting for {desired - present}"
+        message = f"{present} of {desired} replicas are running or finished; {absent}"
+        return "Healthy", True, "RunningWithFewer", message
+    if why := held_back(s):
+        return "Healthy", True, "RunningWithFewer", why
+    return "Healthy", True, "Running", _running_message(s)
 
 
 def _running_message(s: Snapshot) -> str:

@@ -48,6 +48,7 @@ from dtj_operator.plan.report.conditions import (
     UNBLOCKED,
     conditions,
     ending,
+    held_back,
     obstacle,
     pods_are,
     rejected,
@@ -178,7 +179,7 @@ def _message(
         return blocked.message[:CONDITION_MESSAGE_LIMIT]
     if phase in (SUSPENDED, SUCCEEDED):
         return ending(s) if phase == SUSPENDED else None
-    return wrong or shortage(s) or starting.noted(s)
+    return wrong or shortage(s) or held_back(s) or starting.noted(s)
 
 
 def _step(progress: Json | None) -> str | None:

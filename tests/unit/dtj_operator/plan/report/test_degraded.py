@@ -86,6 +86,14 @@ def test_what_is_wrong_while_a_job_trains_is_named(given: JobBuilder, reason: st
     assert new_status(given.snapshot(), None)["message"] == message
 
 
+def test_job_that_cannot_grow_says_why_and_is_healthy() -> None:
+    why = "a job without a checkpoint folder cannot grow: replica 1 must wait"
+    held = CALM.answering(waiting=why)
+    assert healthy(held) == ("True", "RunningWithFewer", why)
+    assert new_status(held.snapshot(), None)["message"] == why
+    assert healthy(CALM.stored(new_status(held.snapshot(), None)).answering())[:2] == ("True", "Running")
+
+
 def test_job_without_a_straggler_is_healthy_again() -> None:
     named = CALM.stored(new_status(SLOW.snapshot(), None))
 

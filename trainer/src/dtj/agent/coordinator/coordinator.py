@@ -191,7 +191,7 @@ class Coordinator:
             self._monitor.excuse(now)
             self.ledger.forget_fault()
         if self.membership.is_formed and hello.replica in self._left_out:
-            self._log_waiting([hello.replica])
+            self._log(self._why_waiting([hello.replica]))
         return actions
 
     def _on_heartbeats(self, heartbeats: Mapping[int, Heartbeat], now: float) -> None:
@@ -217,7 +217,7 @@ class Coordinator:
         could_not = self.membership.cannot_save
         self.membership.saves(now, works=works)
         if self.membership.cannot_save and not could_not and self._left_out:
-            self._log_waiting(self._left_out)
+            self._log(self._why_waiting(self._left_out))
 
     def _on_ended(self, ending: Ending, generation: int, now: float) -> list[Action]:
         if generation == self.membership.state.generation:  # else the rank has been restarted since
@@ -260,7 +260,7 @@ class Coordinator:
             self._log(self._plan(generation, kept))
         self.steps = {rank: step for rank, step in self.steps.items() if rank in kept}
         if self._left_out:
-            self._log_waiting(self._left_out)
+            self._log(self._why_waiting(self._left_out))
         # A rank that is alone starts its own store, if it wants one.
         port = self._store.port if self._store else free_ports(1)[0]
         order = asdict(form) | {"port": port, "heals": bool(kept)}
@@ -295,14 +295,14 @@ class Coordinator:
         can_grow = member.keeps_run and not member.unfit
         return [] if can_grow else sorted(i for i in member.agents if i >= member.job.replicas)
 
-    def _log_waiting(self, replicas: Sequence[int]) -> None:
+    def _why_waiting(self, replicas: Sequence[int]) -> str:
         if unfit := self.membership.unfit:
             what = f"whose --mesh does not fit {unfit} replicas"
         elif self.membership.cannot_save:
             what = "that cannot write its checkpoints"
         else:
             what = "without a checkpoint folder"
-        self._log(f"a job {what} cannot grow: replica {some(replicas)} must wait")
+        return f"a job {what} cannot grow: replica {some(replicas)} must wait"
 
     def _log_cause(self, culprit: Ending | None) -> None:
         """Say which rank of another replica failed: there, its own agent says so, in another log."""
@@ -361,6 +361,7 @@ class Coordinator:
             "slowest": slowest,
             "hang": self._monitor.hang,
             "missing": [{"replica": replica, "seconds": round(s, 1)} for replica, s in missing],
+            "waiting": self._why_waiting(left_out) if (left_out := self._left_out) else None,
             "restarts": {
                 "inPlace": state.in_place,
                 "withoutProgress": state.without_progress,
