@@ -113,8 +113,9 @@ def describe_all(probes: Mapping[int, Probe], *, has_ended: bool = False, leavin
             f"no rank is to blame; a handler of SIGTERM must not wait for other ranks ({where})"
         )
     if len(places) == 1 or _all_wait(probes):
-        hint = "; usually they called different collectives, or in another order; lost packets look the same"
-        return f"all ranks wait for each other, so no rank is to blame{hint * ('; ' in where)} ({where})"
+        causes = "usually they called different collectives, or in another order; lost packets look the same"
+        hint = f"; {causes}" if "; " in where else ""
+        return f"all ranks wait for each other, so no rank is to blame{hint} ({where})"
     return f"no rank stands out, so no rank is to blame; {describe(rank, probe)}"
 
 
