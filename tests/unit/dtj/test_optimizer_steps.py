@@ -99,3 +99,35 @@ def test_count_continues_after_a_load_for_which_torch_itself_makes_a_step(mine: 
 def test_count_of_an_optimizer_that_does_not_count_its_steps(mine: SharedHeartbeat) -> None:
     Steps().make(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]), 4)
     assert mine.step == 4
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rank", "has_group", "says"),
+    [
+        pytest.param("2", "0", False, True, id="each for itself"),
+        pytest.param("2", "1", False, False, id="rank 0 says it for all"),
+        pytest.param("2", "0", True, False, id="together"),
+        pytest.param("1", "0", False, False, id="one rank"),
+    ],
+)
+def test_ranks_that_train_a_model_each_get_one_warning(
+    mine: SharedHeartbeat,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    ranks: str,
+    rank: str,
+    has_group: bool,
+    says: bool,
+) -> None:
+    """As Lightning and Accelerate do on CPUs without further options."""
+    monkeypatch.setenv("WORLD_SIZE", ranks)
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: has_group)
+    steps, model = Steps(), optimizer()
+    steps.make(model, 19)
+    assert capsys.readouterr().err == ""
+    steps.make(model, 40)
+    said = capsys.readouterr().err.splitlines()
+    first = "dtj: 20 optimizer steps and no process group: each of the 2 ranks trains for itself"
+    assert said[:1] == [first] * says
+    assert len(said) == 2 * says

@@ -1,9 +1,12 @@
 """Counts the steps of a program that does not use dtj: those of one of its optimizers."""
 
+import os
+import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from dtj import contract
 from dtj.telemetry import heartbeat
 from dtj.telemetry.busy_time import BusyTime
 
@@ -11,6 +14,8 @@ from dtj.telemetry.busy_time import BusyTime
 _MADE_BEFORE_LOAD = 1
 # So many steps of other optimizers, and none of the one that is counted: that one is no longer used.
 _MOST_OF_OTHERS = 100
+# By this step of the process, ranks that train one model have sent each other gradients.
+_TELLING = 20
 
 
 def count() -> None:
@@ -37,6 +42,7 @@ class OptimizerSteps:
         self._counted: Callable[[], object] = lambda: None
         self._done = 0
         self._of_others = 0  # since the last counted step
+        self._taken = 0  # by this process
         self._busy_time = BusyTime(heartbeat.mine)
 
     def before(self, optimizer: Any, *_: object) -> None:
@@ -55,10 +61,28 @@ class OptimizerSteps:
                 self._done = max(self._done, _steps_made(optimizer))
             self._of_others = 0
             self._busy_time.after_step()
+            self._taken += 1
+            if self._taken == _TELLING:
+                _warn_of_lone_ranks(os.environ)
         else:
             self._of_others += 1
         if self._done:
             heartbeat.mine.optimized(self._done)
+
+
+def _warn_of_lone_ranks(env: Mapping[str, str]) -> None:
+    """Say once for all ranks that each trains a model of its own: libraries fall back to that in silence."""
+    from torch import distributed  # noqa: PLC0415 - as above
+
+    ranks = env.get(contract.WORLD_SIZE, "1")
+    if ranks == "1" or env.get(contract.RANK) != "0" or distributed.is_initialized():
+        return
+    print(
+        f"dtj: {_TELLING} optimizer steps and no process group: each of the {ranks} ranks trains for itself\n"
+        "  fix: if they should train one model, call torch.distributed.init_process_group, or tell the "
+        "library to: devices and num_nodes of Lightning, ACCELERATE_USE_CPU=true of Accelerate on CPUs",
+        file=sys.stderr,
+    )
 
 
 def _steps_made(optimizer: Any) -> int:
