@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from dtj.agent.rank.preload import register_gloo, share_with_forks
+from dtj.agent.rank.preload import find_libuv, register_gloo, share_with_forks
 
 MADV_COLLAPSE = 25  # Linux 6.1
 HUGE_PAGE = 2 << 20  # bytes
@@ -37,6 +37,7 @@ def end_at_once(server: int) -> None:
 
 
 if "torch.distributed" in sys.modules:
+    find_libuv()
     register_gloo()
 share_with_forks()
 atexit.register(end_at_once, os.getpid())

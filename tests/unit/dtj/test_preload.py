@@ -4,6 +4,7 @@ import gc
 import importlib.metadata
 import os
 import tempfile
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,8 @@ def preloaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setenv(name, "1")
     for name in ("PYTORCH_NVML_BASED_CUDA_CHECK", "TRITON_NVML_BASED_CUDA_CHECK"):
         monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("USE_LIBUV", "")  # removed afterwards
+    monkeypatch.delenv("USE_LIBUV")
     monkeypatch.delenv("DTJ_PRELOAD", raising=False)
     gc.unfreeze()
     try:
@@ -47,6 +50,14 @@ def test_rank_does_not_look_for_its_backend_among_all_packages(monkeypatch: pyte
         pytest.skip("this torch looks for no backends")
     monkeypatch.setattr(importlib.metadata, "entry_points", None)
     Backend._ensure_backend_registered("gloo")
+
+
+@pytest.mark.usefixtures("preloaded")
+def test_rank_inherits_what_the_agent_found_out() -> None:
+    """Whether torch has libuv, and which libraries of operators need not be unregistered at the end."""
+    assert os.environ["USE_LIBUV"] in {"0", "1"}
+    left = [alive for each in [*weakref.finalize._registry] if (alive := each.peek())]  # type: ignore[attr-defined]
+    assert not [library for library, function, _, _ in left if function.__module__ == "torch.library"]
 
 
 def test_pod_without_a_folder_for_temporary_files_is_refused(

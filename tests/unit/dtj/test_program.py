@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dtj.cli import program
+from dtj.cli import modules, program
 from dtj.errors import RecipeError
 
 
@@ -93,12 +93,14 @@ def test_local_rank_of_torch_launch_is_in_the_environment() -> None:
     )
 
 
+@pytest.mark.parametrize("own", ["calendar.py", "calendar/__init__.py"])
 @pytest.mark.parametrize("made", [program.script, program.module])
 def test_program_imports_its_own_modules_of_names_that_the_agent_has_imported(
-    made: Callable[..., Callable[[], None]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Callable[..., Callable[[], None]], own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As under python, where its folder is first on the path; not those that Python itself starts with."""
-    (tmp_path / "calendar.py").write_text("mine = True")
+    (tmp_path / own).parent.mkdir(exist_ok=True)
+    (tmp_path / own).write_text("mine = True")
     (tmp_path / "os.py").write_text("mine = True")
     (tmp_path / "takes.py").write_text("import calendar, os; os.environ['MINE'] = str(calendar.mine)")
     monkeypatch.chdir(tmp_path)
@@ -109,6 +111,20 @@ def test_program_imports_its_own_modules_of_names_that_the_agent_has_imported(
         monkeypatch.setitem(sys.modules, name, importlib.import_module(name))
     made("takes.py" if made is program.script else "takes", [])()
     assert os.environ["MINE"] == "True"
+
+
+def test_modules_of_the_agent_are_shared_with_a_program_whose_folder_has_none_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if a folder has their name, but no module, and if the folder of the program cannot be read."""
+    (tmp_path / "calendar").mkdir()
+    (tmp_path / "own.py").touch()
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = {**sys.modules}
+    for folder in (tmp_path, tmp_path / "gone"):
+        modules.prefer(str(folder))
+        assert sys.path[0] == str(folder)
+    assert sys.modules == before
 
 
 @pytest.mark.parametrize("made", [program.script, program.module])

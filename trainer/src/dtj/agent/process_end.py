@@ -8,13 +8,13 @@ import atexit
 import contextlib
 import ctypes
 import gc
-import io
 import os
 import sys
 import threading
 import traceback
 import typing
 import weakref
+from _io import _IOBase  # what io.IOBase and all files in C are made of
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -44,7 +44,7 @@ def run_exit_functions() -> None:
     atexit.unregister(gc.unfreeze)  # what was imported before the fork holds no file, and is shared memory
     # triton's exit function empties these caches, which costs 4 ms and copies 5 MB of that memory.
     getattr(typing, "_cleanups", []).clear()
-    _leave_operators()
+    leave_operators()
     atexit._run_exitfuncs()
 
 
@@ -65,7 +65,9 @@ def let_go(program: ModuleType) -> None:
 def _write_files() -> None:
     """Write what open files still hold in memory: the interpreter would close them as it takes them apart."""
     streams: list[Any] = [sys.stdout, sys.stderr]
-    found = [each for each in gc.get_objects() if issubclass(type(each), io.IOBase)] + streams
+    # Not issubclass: an abstract class remembers its answer for each class, in memory that ranks share with
+    # the agent, and a write copies a page, 400 of them.
+    found = [each for each in gc.get_objects() if _IOBase in type(each).__mro__] + streams
     # A compressed file, for example, writes its end when it is closed, to a file that is among these, too.
     wrappers = [each for each in found if type(each).__module__ not in {"_io", "io"} and each not in streams]
     for act in [
@@ -78,12 +80,13 @@ def _write_files() -> None:
     ctypes.CDLL(None).fflush(None)
 
 
-def _leave_operators() -> None:
+def leave_operators() -> None:
     """Let torch's libraries of operators end with the process.
 
     They unregister thousands of kernels one by one, which costs 35 ms of CPU time and copies 35 MB that the
-    rank shares with the agent.
+    rank shares with the agent. Called before the fork, too: else each rank looks through the finalizers of
+    200 libraries and copies 600 pages.
     """
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         if (alive := finalizer.peek()) and alive[1].__module__ == "torch.library":
-            finalizer.atexit = False
+            finalizer.detach()
