@@ -71,6 +71,8 @@ dist.destroy_process_group()
 """
 # The limits here are so short that a busy machine may exceed them; the job heals from that, too.
 RESTARTS = 5
+# The limit of a rank's first three steps is ten times as long; the agent sees more than these before a fault.
+STEP_S = 0.05
 Finish = Callable[..., Finished]
 Start = Callable[..., Command]
 FIRST_SAMPLE = int(order.shuffled(np.zeros(1, np.int64), n=SIZES["SAMPLES"], seed=3, epoch=0)[0])
@@ -89,7 +91,7 @@ def test_hung_rank_is_named_killed_and_restarted(
     finish: Finish, tmp_path: Path, unbroken: Callable[..., Path], fault: str, where: str
 ) -> None:
     flags = ("run", "--nproc", 3, "--max-restarts", RESTARTS, SMALL)
-    limits = {"DTJ_HANG_SECONDS": 2, "DTJ_HANG_WORKING_SECONDS": 3}
+    limits = {"DTJ_HANG_SECONDS": 2, "DTJ_HANG_WORKING_SECONDS": 3, "STEP_S": STEP_S}
     ended = finish(*flags, OUT=tmp_path, FAULTS=fault, PLAIN=1, **limits, **SIZES)
     assert ended.code == 0, ended.err
     rank = fault[0]
@@ -193,7 +195,8 @@ def test_hang_without_a_restart_left_is_the_reason_in_the_termination_message(
 ) -> None:
     log = tmp_path / "log"
     flags = ("run", "--nproc", 2, "--termination-log", log, SMALL)
-    ended = finish(*flags, OUT=tmp_path, FAULTS="1@7:end:sleep", PLAIN=1, DTJ_HANG_SECONDS=2, **SIZES)
+    limits = {"DTJ_HANG_SECONDS": 2, "STEP_S": STEP_S}
+    ended = finish(*flags, OUT=tmp_path, FAULTS="1@7:end:sleep", PLAIN=1, **limits, **SIZES)
     assert ended.code == 128 + signal.SIGKILL
     fields = json.loads(log.read_text())
     assert (fields["reason"], fields["rank"]) == ("Hang", 1)

@@ -120,6 +120,8 @@ def fail(how: str) -> None:
         raise SystemExit(3)
     if how == "sleep":
         time.sleep(600)
+    if how == "loop":
+        time.sleep(1.5)  # that CPU time is used is first seen 2 s after the last step
     while how == "loop":
         pass
     if how == "vanish":
