@@ -17,9 +17,9 @@ def test_step_sends_its_gradients_once_and_rarely_anything_else(
 ) -> None:
     """A message has all agreements; a logged step sends the length of its line, and the line.
 
-    Every 20th step is logged: by default about one a second is, of a busy machine's long steps nearly all.
+    Every 10th step is logged: by default about one a second is, of a busy machine's long steps nearly all.
     """
-    ended = finish("run", "--nproc", 2, "--log-every", 20, PROGRAMS / "counts.py", OUT=tmp_path)
+    ended = finish("run", "--nproc", 2, "--log-every", 10, PROGRAMS / "counts.py", OUT=tmp_path)
     assert ended.code == 0, ended.err
     sent = json.loads((tmp_path / "sent.json").read_text())
     kinds = Counter((name, size if size in SIZES else "line") for name, size in sent)

@@ -106,13 +106,9 @@ def run(
     finish: Finish, out: Path, *flags: object, steps: int = STEPS, **env: object
 ) -> dict[str, torch.Tensor]:
     out.mkdir(exist_ok=True)
-    ended = finish(
-        *("run", "--nproc", 2, "--checkpoint", out / "run", *flags, PROGRAMS / "gpt.py"),
-        OUT=out,
-        SGD=1,
-        STEPS=steps,
-        **env,
-    )
+    compared = ("--nproc", 2, "--check-every", 1)  # bit for bit, under local SGD at sync points
+    command = ("run", *compared, "--checkpoint", out / "run", *flags, PROGRAMS / "gpt.py")
+    ended = finish(*command, OUT=out, SGD=1, STEPS=steps, **env)
     assert ended.code == 0, ended.err
     return weights(out, steps)
 

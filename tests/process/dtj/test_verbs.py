@@ -25,65 +25,15 @@ for batch in run.steps(1):
 """
 
 
-@pytest.mark.parametrize(
-    ("right", "wrong", "message"),
-    [
-        pytest.param("seed=0", "seed=-1", "seed is -1, expected a whole number of at least 0", id="seed"),
-        pytest.param(
-            "run.state(",
-            "run.data(samples, global_batch=4)\nrun.state(",
-            "the data was set twice",
-            id="data",
-        ),
-        pytest.param(
-            "data = run.data(samples, global_batch=4)",
-            "data = model",
-            "run.backward got a function, but no batch with samples",
-            id="no data",
-        ),
-        pytest.param(
-            "for batch", "run.state(data=data)\nfor batch", "run.state was called twice", id="state"
-        ),
-        pytest.param("clip(1.0)", "clip(0.0)", "run.clip got 0.0, expected a number above 0", id="clip"),
-        pytest.param(
-            "log(loss=loss)", "log(loss=None)", "run.log got loss=None, expected a number", id="log"
-        ),
-        pytest.param(
-            "log(loss=loss)",
-            "log(loss=loss.expand(2))",
-            "loss of shape (2,), expected one",
-            id="log a vector",
-        ),
-        pytest.param(
-            "for batch", "run.log(a=1)\nfor batch", "run.log was called outside", id="log before steps"
-        ),
-        pytest.param(
-            "for batch", "run.finish()\nfor batch", "run.finish was called before", id="finish before steps"
-        ),
-        pytest.param(
-            "for batch in run.steps(1)",
-            "for _ in run.steps(10**6):\n    run.finish()\nfor batch in run.steps(10**9)",
-            "run.steps was called after run.finish",
-            id="steps after finish",
-        ),
-        pytest.param(
-            "steps(1)", "steps(-1)", "run.steps got -1, expected a whole number", id="negative steps"
-        ),
-        pytest.param("steps(1)", "steps(34.5)", "run.steps got 34.5, expected a whole", id="half a step"),
-        pytest.param(
-            "steps(1)", "steps(float('inf'))", "run.steps got inf, expected a whole", id="endless steps"
-        ),
-    ],
-)
 def test_verb_that_is_called_incorrectly_is_explained(
-    finish: Callable[..., Finished], tmp_path: Path, right: str, wrong: str, message: str
+    finish: Callable[..., Finished], tmp_path: Path
 ) -> None:
-    assert PROGRAM.count(right) == 1
+    """All verbs raise the same error: tests/unit/dtj/test_run.py."""
     script = tmp_path / "script.py"
-    script.write_text(PROGRAM.replace(right, wrong))
+    script.write_text(PROGRAM.replace("clip(1.0)", "clip(0.0)"))
     ended = finish("run", "--nproc", 1, script)
     assert (ended.code, "Traceback" in ended.err) == (78, False), ended.err
-    assert message in ended.err
+    assert "run.clip got 0.0, expected a number above 0" in ended.err
     assert "\n  fix: " in ended.err
 
 

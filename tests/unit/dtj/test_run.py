@@ -1,6 +1,7 @@
 """Verbs of Run in one process: loaders of the user's own, and runs without data."""
 
 import math
+import re
 import signal
 from collections.abc import Iterator
 from itertools import count
@@ -199,6 +200,62 @@ def test_micro_batch_with_an_own_loader_is_refused() -> None:
     run = dtj.init(device="cpu", micro_batch=2)
     with pytest.raises(dtj.RecipeError, match=r"--micro-batch cannot divide the batches of run.loader"):
         run.loader(DataLoader(TensorDataset(X, Y), batch_size=2))
+
+
+PROGRAM = """
+import torch
+import dtj
+
+run = dtj.init(device="cpu", seed=0)
+model = run.parallel(torch.nn.Linear(2, 1))
+data = run.data(torch.utils.data.TensorDataset(torch.ones(4, 2)), global_batch=4)
+run.state(model=model, data=data)
+for batch in run.steps(1):
+    loss = run.backward(lambda mb: model(mb[0]).mean(), batch)
+    run.clip(1.0)
+    run.log(loss=loss)
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        pytest.param("seed=0", "seed=-1", "seed is -1, expected a whole number of at least 0", id="seed"),
+        pytest.param(
+            "for batch", "run.state(data=data)\nfor batch", "run.state was called twice", id="state"
+        ),
+        pytest.param("clip(1.0)", "clip(0.0)", "run.clip got 0.0, expected a number above 0", id="clip"),
+        pytest.param(
+            "log(loss=loss)",
+            "log(loss=loss.expand(2))",
+            "loss of shape (2,), expected one",
+            id="log a vector",
+        ),
+        pytest.param(
+            "for batch", "run.log(a=1)\nfor batch", "run.log was called outside", id="log before steps"
+        ),
+        pytest.param(
+            "for batch", "run.finish()\nfor batch", "run.finish was called before", id="finish before steps"
+        ),
+        pytest.param(
+            "for batch in run.steps(1)",
+            "for _ in run.steps(10**6):\n    run.finish()\nfor batch in run.steps(10**9)",
+            "run.steps was called after run.finish",
+            id="steps after finish",
+        ),
+        pytest.param(
+            "steps(1)", "steps(-1)", "run.steps got -1, expected a whole number", id="negative steps"
+        ),
+        pytest.param("steps(1)", "steps(34.5)", "run.steps got 34.5, expected a whole", id="half a step"),
+        pytest.param(
+            "steps(1)", "steps(float('inf'))", "run.steps got inf, expected a whole", id="endless steps"
+        ),
+    ],
+)
+def test_verb_that_is_called_incorrectly_is_refused(right: str, wrong: str, message: str) -> None:
+    assert PROGRAM.count(right) == 1
+    with pytest.raises(dtj.RecipeError, match=re.escape(message)):
+        exec(PROGRAM.replace(right, wrong), {})
 
 
 def test_data_is_set_once() -> None:

@@ -16,8 +16,8 @@ from torch.utils.data import TensorDataset
 
 import dtj
 
-FIRST, STEPS = 3, 43
-LAYERS, WIDTH = 4, 256  # a DDP bucket would hold 25 times as many
+FIRST, STEPS = 3, 23
+LAYERS, WIDTH = 4, 64  # a DDP bucket would hold 400 times as many
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Loads a model with half the layers of a 7B one and smaller matrices from $WEIGHTS, sharded over the ranks.
+"""Loads a model like a 7B one, with fewer layers and smaller matrices, from $WEIGHTS, sharded over the ranks.
 
 Each rank prints: "memory <bytes of its parameters> <bytes by which its peak memory grew> <equal or not>".
 """
@@ -15,7 +15,7 @@ from torch import nn
 import dtj
 from dtj.checkpoint import weights
 
-LAYERS, WIDTH, WIDE, WORDS = 16, 512, 1376, 3201
+LAYERS, WIDTH, WIDE, WORDS = 8, 512, 1376, 3201
 LINEAR = dict.fromkeys(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), (WIDTH, WIDTH))
 LINEAR |= {"self_attn.o_proj": (WIDTH, WIDTH), "mlp.gate_proj": (WIDTH, WIDE), "mlp.up_proj": (WIDTH, WIDE)}
 LINEAR |= {"mlp.down_proj": (WIDE, WIDTH)}

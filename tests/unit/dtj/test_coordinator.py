@@ -1,10 +1,11 @@
-"""How the coordinator handles messages that cross each other: over a real connection, with a real store."""
+"""How the coordinator handles messages that cross each other: over a real connection, without a store."""
 
 import selectors
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from unittest.mock import Mock
 
 import pytest
 
@@ -51,7 +52,9 @@ def ranks_of(generation: int) -> dict[int, object]:
 
 @pytest.fixture
 def pod(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pod]:
-    """The parameter: whether hung ranks are restarted. Nothing is due, however long the store takes."""
+    """The parameter: whether hung ranks are restarted. Nothing is due, however slow the machine is."""
+    store = Mock(start=lambda: Mock(pid=0, port=1))  # a process; see tests/process/dtj/test_store.py
+    monkeypatch.setattr("dtj.agent.coordinator.coordinator.Store", store)
     monkeypatch.setattr("dtj.agent.coordinator.coordinator.KEEPALIVE_S", 3600.0)
     restarts_hung = getattr(request, "param", True)
     selector = selectors.DefaultSelector()
