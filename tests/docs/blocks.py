@@ -19,6 +19,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -84,14 +85,18 @@ def place(page: Path, line: int) -> str:
     return f"{page.relative_to(ROOT) if page.is_relative_to(ROOT) else page}:{line}"
 
 
-def blocks(page: Path) -> Iterator[Block]:
-    """Yield the code blocks of a page."""
+@cache
+def blocks(page: Path) -> tuple[Block, ...]:
+    """Return the code blocks of a page."""
+    found = []
     for token in MarkdownIt().parse(page.read_text()):
         if token.type in ("fence", "code_block"):
             assert token.map is not None
             language, _, marker = token.info.strip().partition(" ")
             first = token.map[0] + (2 if token.type == "fence" else 1)
-            yield Block(page=page, line=first, language=language, marker=marker.strip(), text=token.content)
+            block = Block(page=page, line=first, language=language, marker=marker.strip(), text=token.content)
+            found.append(block)
+    return tuple(found)
 
 
 def all_blocks(*languages: str) -> list[Block]:

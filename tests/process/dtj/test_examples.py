@@ -1,7 +1,8 @@
 """The command line of every example trains on this machine, with one rank per pod."""
 
+import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,8 @@ def command(name: str) -> list[str]:
     return small(["dtj", "train", "--nproc", str(TRAINING[name].get("replicas", 1)), *words])
 
 
-def train(finish: Train, name: str, *flags: object) -> Finished:
-    _, verb, *words = command(name)
+def train(finish: Train, words: Sequence[str], *flags: object) -> Finished:
+    _, verb, *words = words
     ended = finish(verb, *flags, *words)
     assert ended.code == 0, ended.err
     assert "dtj: done: " in ended.err
@@ -56,22 +57,33 @@ def losses(ended: Finished) -> list[float]:
 @pytest.fixture(scope="session")
 def alone(finish_once: Train) -> list[float]:
     """Losses of the model of examples/strategies in one process."""
-    found = losses(train(finish_once, "text-none", "--log-every", 1))
+    found = losses(train(finish_once, command("text-none"), "--log-every", 1))
     assert len(found) >= 8
     return found
 
 
 @pytest.mark.parametrize("name", sorted(jobs("strategies").keys() - {"text-none"}))
 def test_strategy_has_the_losses_of_one_process(finish: Train, alone: list[float], name: str) -> None:
-    found = losses(train(finish, name, "--log-every", 1))
+    found = losses(train(finish, command(name), "--log-every", 1))
     assert found == pytest.approx(alone, abs=2e-4)
 
 
+@pytest.fixture(scope="module")
+def trained(finish_once: Train, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Returns the folder of a run of these words; each is run once. Some examples differ in other fields."""
+
+    def folder(*words: str, saves: bool) -> Path:
+        out = tmp_path_factory.mktemp("trained")
+        train(finish_once, words, *(["--checkpoint", out] if saves else []))
+        return out
+
+    return functools.cache(folder)
+
+
 @pytest.mark.parametrize("name", sorted(TRAINING.keys() - jobs("strategies").keys() - NOT_ON_CPUS))
-def test_example_trains(finish: Train, tmp_path: Path, name: str) -> None:
+def test_example_trains(trained: Callable[..., Path], name: str) -> None:
     saves = "checkpoint" in TRAINING[name]
-    train(finish, name, *(["--checkpoint", tmp_path / "run"] if saves else []))
-    assert saves == any(tmp_path.glob("run/step-*"))
+    assert saves == any(trained(*command(name), saves=saves).glob("step-*"))
 
 
 def test_padded_texts_have_the_same_losses_in_every_layout(finish: Train) -> None:

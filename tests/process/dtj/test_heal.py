@@ -1,5 +1,6 @@
 """Ranks that die in every way and at every point: the job heals in place, and the result is the same."""
 
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from tests.process.dtj.test_same_result import seen
 
 Finish = Callable[..., Finished]
 PLAIN = PROGRAMS / "plain.py"
+Parts = list[dict[str, str]]
 
 
 def healed(finish: Finish, out: Path, faults: str, *flags: object, nproc: int = 3, **env: object) -> Finished:
@@ -62,20 +64,29 @@ def test_rank_that_dies_is_replaced_and_the_others_keep_their_state(
     ],
 )
 def test_each_rank_continues_its_own_part_of_a_stream(
-    finish: Finish, tmp_path: Path, killed: str, flags: list[object]
+    finish: Finish, own_parts: Callable[..., Parts], tmp_path: Path, killed: str, flags: list[object]
 ) -> None:
     """Rank 1 begins a fifth epoch while rank 0 is in its first one; gradients are means over counts."""
-    found = []
-    for name, fault in (("whole", ""), ("broken", killed)):
-        out = tmp_path / name
-        out.mkdir()
-        how = ("--nproc", 2, "--max-restarts", 1, "--checkpoint", out / "run", "--save-every", 4, *flags)
-        ended = finish("run", *how, "--log-every", 3, PROGRAMS / "own_parts.py", OUT=out, KILLED=fault)
-        assert ended.code == 0, ended.err
-        traces = [file.read_text().splitlines() for file in sorted(out.glob("trace-*"))]
-        found.append([{line.split()[0]: line for line in trace} for trace in traces])
-    assert "was killed by SIGKILL" in ended.err
-    assert found[0] == found[1]
+    found, err = read_own_parts(finish, tmp_path, *flags, KILLED=killed)
+    assert "was killed by SIGKILL" in err
+    assert found == own_parts(*flags[:2])
+
+
+def read_own_parts(finish: Finish, out: Path, *flags: object, **env: object) -> tuple[Parts, str]:
+    """What each rank read and computed in a run of own_parts.py, by step, and the log of that run."""
+    how = ("--nproc", 2, "--max-restarts", 1, "--checkpoint", out / "run", "--save-every", 4, *flags)
+    ended = finish("run", *how, "--log-every", 3, PROGRAMS / "own_parts.py", OUT=out, **env)
+    assert ended.code == 0, ended.err
+    traces = [file.read_text().splitlines() for file in sorted(out.glob("trace-*"))]
+    return [{line.split()[0]: line for line in trace} for trace in traces], ended.err
+
+
+@pytest.fixture(scope="module")
+def own_parts(finish_once: Finish, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Parts]:
+    """Returns what the ranks do if none is killed, by flags; each is run once."""
+    return functools.cache(
+        lambda *flags: read_own_parts(finish_once, tmp_path_factory.mktemp("whole"), *flags)[0]
+    )
 
 
 def test_ranks_restart_together_if_the_optimizer_decides_how_often_it_calls_verbs(finish: Finish) -> None:
@@ -138,17 +149,27 @@ def test_newcomer_skips_what_the_program_does_before_training(
     assert_identical(weights(unbroken(3)), weights(tmp_path))
 
 
+@pytest.fixture(scope="module")
+def phases(finish_once: Finish, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of phases.py without a fault."""
+    folder = tmp_path_factory.mktemp("phases")
+    ended = finish_once("run", "--nproc", 2, PROGRAMS / "phases.py", OUT=folder)
+    assert ended.code == 0, ended.err
+    return folder
+
+
 @pytest.mark.parametrize("fault", ["1:0", "2:2", "1:after"])
-def test_newcomer_finds_the_loop_in_which_the_others_are(finish: Finish, tmp_path: Path, fault: str) -> None:
+def test_newcomer_finds_the_loop_in_which_the_others_are(
+    finish: Finish, phases: Path, tmp_path: Path, fault: str
+) -> None:
     """A program with one loop per epoch: in the first step of a loop, within a loop, and between two."""
-    healed, unbroken = tmp_path / "healed", tmp_path / "unbroken"
-    for out, env in ((unbroken, {}), (healed, {"FAULT": fault})):
-        out.mkdir()
-        ended = finish(*("run", "--nproc", 2, "--max-restarts", 1, PROGRAMS / "phases.py"), OUT=out, **env)
-        assert ended.code == 0, ended.err
+    ended = finish(
+        "run", "--nproc", 2, "--max-restarts", 1, PROGRAMS / "phases.py", OUT=tmp_path, FAULT=fault
+    )
+    assert ended.code == 0, ended.err
     assert "generation 2: restarted rank 1; other ranks kept their state" in ended.err
     for rank in range(2):
-        found, expected = (torch.load(out / f"weights-{rank}.pt") for out in (healed, unbroken))
+        found, expected = (torch.load(out / f"weights-{rank}.pt") for out in (tmp_path, phases))
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 

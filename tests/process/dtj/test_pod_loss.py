@@ -250,17 +250,6 @@ def test_newer_pod_of_a_replica_replaces_the_older_one(start: Start, tmp_path: P
     assert [pods[0].wait().code, newer.wait().code] == [0, 0]
 
 
-def test_evicted_pod_stops_the_job_with_a_checkpoint(start: Start, tmp_path: Path) -> None:
-    job = Pods(start, tmp_path, replicas=2, READY_AT=5, STEPS=100_000)
-    flags = ("--checkpoint", tmp_path / "saved")
-    pods = [job.run(index, *flags) for index in range(2)]
-    wait_for((tmp_path / "ready").exists, "step 5")
-    pods[1].signal(signal.SIGTERM)
-    ended = [pod.wait() for pod in pods]
-    assert [e.code for e in ended] == [75, 75], [e.err for e in ended]
-    assert len(list((tmp_path / "saved").glob("step-*/state.pt"))) == 1
-
-
 @pytest.mark.parametrize("evicted", [1, pytest.param(0, id="the coordinator")])
 def test_pod_that_is_evicted_in_the_last_step_is_done_and_keeps_no_other_from_its_end(
     start: Start, tmp_path: Path, evicted: int

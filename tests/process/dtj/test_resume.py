@@ -59,11 +59,12 @@ def test_another_world_size_continues_at_the_same_sample(finish: Finish, tmp_pat
     assert sorted(epoch) == list(range(98))
 
 
-def test_sigterm_to_one_node_stops_all_at_one_step_with_a_checkpoint(
+def test_pod_that_is_evicted_stops_all_at_one_step_with_a_checkpoint(
     start: Callable[..., Command], tmp_path: Path
 ) -> None:
-    """Two agents with one rank each, like two pods, of which only one is evicted."""
+    """Two agents with one rank each."""
     port = free_port()
+    job = {"DTJ_JOB": "digits", "DTJ_JOB_UID": "0b5c", "DTJ_MAX_RESTARTS": 5}
     nodes = [
         start(
             *(
@@ -82,6 +83,7 @@ def test_sigterm_to_one_node_stops_all_at_one_step_with_a_checkpoint(
             NODE_RANK=node,
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT=port,
+            **job,
         )
         for node in range(2)
     ]
@@ -93,7 +95,7 @@ def test_sigterm_to_one_node_stops_all_at_one_step_with_a_checkpoint(
     assert [log["reason"] for log in logs] == ["Stopped", "Stopped"]
     assert logs[0]["step"] == logs[1]["step"] >= 10
     assert logs[0]["checkpoint"] == str(tmp_path / "saved" / f"step-{logs[0]['step']}")
-    assert Path(logs[0]["checkpoint"], "state.pt").exists()
+    assert [*(tmp_path / "saved").glob("step-*/state.pt")] == [Path(logs[0]["checkpoint"], "state.pt")]
 
 
 def test_sigterm_without_a_checkpoint_folder_does_not_claim_one(
