@@ -122,14 +122,20 @@ class Cluster:
         """Return a job."""
         return await self.api.get(f"{self.jobs}/{name}")
 
-    async def until_event(self, reason: str, name: str = "") -> Json:
+    async def until_event(self, reason: str, name: str = "", *, note: str = "") -> Json:
         """Wait for an Event with this reason, about the job of this name if one is given.
+
+        note  how its text begins
 
         Events follow the status, so they may come a little later.
         """
         return await self.api.until_any(
             EVENTS.format(self.namespace),
-            lambda event: event["reason"] == reason and name in ("", event["regarding"]["name"]),
+            lambda event: (
+                event["reason"] == reason
+                and name in ("", event["regarding"]["name"])
+                and event["note"].startswith(note)
+            ),
         )
 
     async def until(self, holds: Any, name: str = "job") -> Json:
