@@ -37,9 +37,9 @@ from dtj_client.doctor import Finding, Result, examine
 from dtj_client.errors import ClientError, GoneError, Patience
 from dtj_client.from_yaml import contents, decoded
 from dtj_client.job import FINAL, Job
-from dtj_client.kubectl import KIND, Kubectl, parse_indices
+from dtj_client.kubectl import KIND, Json, Kubectl, parse_indices
 from dtj_client.progress import bar
-from dtj_client.report import failures, pod_state
+from dtj_client.report import at_stake, failures, pod_state
 from dtj_client.template import available
 from dtj_client.top import table
 from dtj_client.trial import trial
@@ -298,8 +298,10 @@ def events(kubectl: Kubectl, name: str | None) -> None:
 def suspend(kubectl: Kubectl, names: tuple[str, ...]) -> None:
     """Stop the pods of jobs, which save a checkpoint if the program can; the jobs stay."""
     for name in names:
-        _unfinished(kubectl, name).suspend()
-        click.echo(f"{name}: suspended")
+        job = Job(name, kubectl)
+        lost = at_stake(_unfinished(job))
+        job.suspend()
+        click.echo("; ".join(filter(None, (f"{name}: suspended", lost))))
 
 
 @dtj.command()
@@ -309,7 +311,9 @@ def suspend(kubectl: Kubectl, names: tuple[str, ...]) -> None:
 def resume(kubectl: Kubectl, names: tuple[str, ...]) -> None:
     """Start the pods of suspended jobs."""
     for name in names:
-        _unfinished(kubectl, name).resume()
+        job = Job(name, kubectl)
+        _unfinished(job)
+        job.resume()
         click.echo(f"{name}: resumed")
 
 
@@ -320,7 +324,9 @@ def resume(kubectl: Kubectl, names: tuple[str, ...]) -> None:
 @click.pass_obj
 def scale(kubectl: Kubectl, name: str, replicas: int) -> None:
     """Change the number of replicas of an elastic job."""
-    _unfinished(kubectl, name).scale(replicas)
+    job = Job(name, kubectl)
+    _unfinished(job)
+    job.scale(replicas)
     click.echo(f"{name}: asked for {replicas} replicas")
 
 
@@ -357,21 +363,24 @@ def delete(kubectl: Kubectl, names: tuple[str, ...], yes: bool) -> None:
         click.echo(f"{name}: deleted")
 
 
-def _unfinished(kubectl: Kubectl, name: str) -> Job:
-    """The job. Raises ClientError if it has finished: the API server takes a change that has no effect."""
-    job = Job(name, kubectl)
-    if (phase := job.phase) in FINAL:
-        raise ClientError(f"{name} has {phase.lower()}", "submit it again as a new job")
-    return job
+def _unfinished(job: Job) -> Json:
+    """Its manifest. Raises ClientError if it has finished: the API server accepts what has no effect."""
+    manifest = job.manifest
+    phase = (manifest.get("status") or {}).get("phase") or ""
+    if phase in FINAL:
+        raise ClientError(f"{job.name} has {phase.lower()}", "submit it again as a new job")
+    return manifest
 
 
 def _confirm(job: Job, yes: bool, verb: str) -> None:
     """Ask, unless the job has finished. Raises click.Abort."""
-    phase = job.phase
+    manifest = job.manifest
+    phase = (manifest.get("status") or {}).get("phase") or "new"
     if yes or phase in FINAL:
         return
+    about = "; ".join(filter(None, (f"{job.name} is {phase}", at_stake(manifest))))
     try:
-        click.confirm(f"{job.name} is {phase or 'new'}; {verb} it?", abort=True)
+        click.confirm(f"{about}; {verb} it?", abort=True)
     except click.Abort:  # also without a terminal, as in a script
         click.echo(f"\n{job.name}: not confirmed, nothing was done; --yes does not ask", err=True)
         raise

@@ -43,7 +43,7 @@ def report(job: Json, pods: Sequence[Json], now: datetime, said: str = "", chose
     if said:
         yield f"  {plain(said)}"
     yield from _failure(status, now)
-    yield f"next: {advice(name + chosen, status)}"
+    yield f"next: {advice(name + chosen, job)}"
 
 
 def failures(job: Json) -> Iterator[str]:
@@ -220,11 +220,28 @@ def indented(message: str) -> Iterator[str]:
     yield from (f"  {plain(line)}" for line in message.rstrip().splitlines())
 
 
-def advice(name: str, status: Json) -> str:
+def at_stake(job: Json) -> str:
+    """What is lost with the pods of a job although it is asked to save; empty: nothing that one sees here."""
+    status = job.get("status") or {}
+    steps = int((status.get("step") or "0").partition("/")[0])
+    if not steps and status.get("phase") != "Running":
+        return ""
+    if not job["spec"].get("checkpoint"):
+        what = f"{steps} steps are" if steps else "work is"
+        return f"it has no spec.checkpoint: its {what} lost, unless the program saves elsewhere"
+    if condition(status, "Healthy").get("reason") == "SaveFailed":
+        return (
+            "its last save failed: the steps since its newest checkpoint are lost, unless the next one works"
+        )
+    return ""
+
+
+def advice(name: str, job: Json) -> str:
     """What a user can do now.
 
     name  of the job, with the options that a command needs to find it
     """
+    status = job.get("status") or {}
     blocked = condition(status, "PodsReady")
     match status.get("phase"):
         case "Succeeded":
@@ -232,7 +249,7 @@ def advice(name: str, status: Json) -> str:
         case "Failed":
             return _advice_if_failed(name, status)
         case "Suspended":
-            return _advice_if_suspended(name, status)
+            return _advice_if_suspended(name, job)
         case "Pending" | "Starting" | "Recovering" if (
             blocked.get("status") == "False" and blocked.get("reason") != "Starting"
         ):
@@ -266,14 +283,14 @@ def _advice_if_failed(name: str, status: Json) -> str:
     return f"correct the cause above and submit the job again{logs}"
 
 
-def _advice_if_suspended(name: str, status: Json) -> str:
+def _advice_if_suspended(name: str, job: Json) -> str:
     """By its user, or by its queue."""
-    reason = condition(status, "Suspended").get("reason", "Suspended")
+    reason = condition(job["status"], "Suspended").get("reason", "Suspended")
     if reason in _QUEUED:
         return "nothing: Kueue starts the job when its queue has quota for it"
     if reason != "Suspended":
         return f"do what the message above says; kubectl dtj events {name} has the details"
-    return f"kubectl dtj resume {name}"
+    return "; ".join(filter(None, (f"kubectl dtj resume {name}", at_stake(job))))
 
 
 def condition(status: Json, kind: str) -> Json:

@@ -139,7 +139,7 @@ def document(
         "context": "test",
         "job": views.row(made),
         "message": "",
-        "advice": advice("gpt-small", made["status"]),
+        "advice": advice("gpt-small", made),
         "attempt": 1,
         "ranks": 2 * replicas,
         "goodput": views.goodput(made["status"]),

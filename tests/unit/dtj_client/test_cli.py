@@ -167,13 +167,16 @@ def test_verb_that_only_reads_takes_the_newest_job(
 def test_job_that_has_finished_is_not_steered(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Job, "phase", "Succeeded")
+    monkeypatch.setattr(Job, "manifest", {"spec": {}, "status": {"phase": "Succeeded"}})
     assert run(words[0], "digits", *words[1:]) == 1
     assert capsys.readouterr().err == "error: digits has succeeded\n  fix: submit it again as a new job\n"
 
 
+UNSAVED = "it has no spec.checkpoint: its 7 steps are lost, unless the program saves elsewhere"
+
+
 @pytest.mark.parametrize(
-    ("verb", "done"), [("delete", "deleted"), ("suspend", "suspended"), ("resume", "resumed")]
+    ("verb", "done"), [("delete", "deleted"), ("suspend", f"suspended; {UNSAVED}"), ("resume", "resumed")]
 )
 def test_several_jobs_are_changed_until_one_cannot_be(
     verb: str, done: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -182,7 +185,7 @@ def test_several_jobs_are_changed_until_one_cannot_be(
         if job.name == "lost":
             raise GoneError("there is no job lost in this namespace")
 
-    monkeypatch.setattr(Job, "phase", "Running")
+    monkeypatch.setattr(Job, "manifest", {"spec": {}, "status": {"phase": "Running", "step": "7/9"}})
     monkeypatch.setattr(Job, verb, change)
     yes = ["--yes"] if verb == "delete" else []
     assert run(verb, *yes, "digits", "text", "lost", "last") == 1
@@ -278,7 +281,7 @@ def stopping(monkeypatch: pytest.MonkeyPatch) -> list[ClientError | None]:
         if errors and (error := errors.pop(0)):
             raise error
 
-    monkeypatch.setattr(Job, "phase", "Running")
+    monkeypatch.setattr(Job, "manifest", {"spec": {}, "status": {"phase": "Running"}})
     monkeypatch.setattr(Job, "suspend", lambda _: None)
     monkeypatch.setattr(Kubectl, "pods", lambda *_: [])
     monkeypatch.setattr(Kubectl, "delete", delete)
@@ -311,7 +314,7 @@ def test_ctrl_c_during_stop_says_that_the_job_stays(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Job, "stop", interrupt)
-    monkeypatch.setattr(Job, "phase", "Succeeded")
+    monkeypatch.setattr(Job, "manifest", {"spec": {}, "status": {"phase": "Succeeded"}})
     assert run("stop", "digits") == 130
     assert capsys.readouterr().err.startswith("digits: not deleted; if it is suspended, kubectl dtj resume")
 
@@ -364,10 +367,12 @@ def test_live_table_outlasts_a_cluster_that_gives_no_answer(
 def test_verb_that_is_not_confirmed_says_how_to_do_without_a_question(
     verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Job, "phase", "Running")
+    monkeypatch.setattr(Job, "manifest", {"spec": {}, "status": {"phase": "Running", "step": "7/9"}})
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     assert run(verb, "digits") == 130
-    assert capsys.readouterr().err == "\ndigits: not confirmed, nothing was done; --yes does not ask\n"
+    said = capsys.readouterr()
+    assert said.out.startswith(f"digits is Running; {UNSAVED}; ")
+    assert said.err == "\ndigits: not confirmed, nothing was done; --yes does not ask\n"
 
 
 def test_script_with_a_comment_in_latin_1_is_converted(

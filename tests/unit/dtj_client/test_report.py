@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dtj_client.report import age, failures, report
+from dtj_client.report import age, at_stake, failures, report
 
 param = pytest.param
 Json = dict[str, Any]
@@ -252,6 +252,33 @@ def blocked(message: str) -> Json:
 )
 def test_advice(status: Json, advice: str) -> None:
     assert advice in shown(status).splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "status", "lost"),
+    [
+        param(None, {"phase": "Suspended", "step": "120/2000"}, "its 120 steps are lost", id="none"),
+        param(None, {"phase": "Running"}, "its work is lost", id="none, and no step is reported"),
+        param(None, {"phase": "Starting"}, "", id="nothing done so far"),
+        param({"claim": {}}, {"phase": "Running", "step": "120/2000"}, "", id="there is one"),
+        param(
+            {"claim": {}},
+            {"phase": "Running", "step": "120", "conditions": [{"type": "Healthy", "reason": "SaveFailed"}]},
+            "its last save failed",
+            id="it cannot be written",
+        ),
+    ],
+)
+def test_what_a_job_loses_that_cannot_save(checkpoint: Json | None, status: Json, lost: str) -> None:
+    job = {"spec": {"checkpoint": checkpoint}, "status": status}
+    assert lost in at_stake(job) if lost else not at_stake(job)
+
+
+def test_resume_says_that_a_job_without_checkpoints_begins_again() -> None:
+    last = shown({"phase": "Suspended", "step": "120/2000"}).splitlines()[-1]
+    assert last.startswith(
+        "next: kubectl dtj resume digits; it has no spec.checkpoint: its 120 steps are lost"
+    )
 
 
 def test_job_that_never_had_a_pod_has_no_logs() -> None:

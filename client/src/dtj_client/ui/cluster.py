@@ -80,7 +80,7 @@ class Cluster:
             "context": self.context,
             "job": views.row(job),
             "message": status.get("message", ""),
-            "advice": advice(name + kubectl.chosen, status),
+            "advice": advice(name + kubectl.chosen, job),
             "attempt": status.get("attempt"),
             "ranks": status.get("worldSize"),
             "goodput": views.goodput(status),
