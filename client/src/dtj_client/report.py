@@ -20,7 +20,10 @@ SHARES = (
     ("queued", ".", "queued"),
 )
 # Reasons of PodsReady whose message ends with what to do, unless it is so long that the operator cut it.
-_WITH_A_FIX = ("Unschedulable", "ImagePullFailed", "GangsOff")
+_WITH_A_FIX = (
+    *("Unschedulable", "ImagePullFailed", "GangsOff", "UnknownTopology"),
+    *("NameConflict", "ContainerCreating", "PodTerminating"),
+)
 _LONGEST_MESSAGE = 1000
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _PASSES = {"Recovering": "the operator is replacing what failed", "Terminating": "the job is being deleted"}
@@ -256,7 +259,7 @@ def advice(name: str, job: Json) -> str:
             reason, message = str(blocked.get("reason")), str(blocked.get("message") or "")
             before, _, fix = message.rpartition("; ")
             says_how = before and reason in _WITH_A_FIX and len(message) < _LONGEST_MESSAGE
-            what = plain(fix) if says_how else f"remove the obstacle: {reason}"
+            what = plain(fix) if says_how else "remove the cause that the message above names"
             return f"{what}; kubectl dtj events {name} has the details"
         case "Recovering" | "Terminating" as phase:
             # Behind the number of pods: what they wait for, such as the end of a back-off.

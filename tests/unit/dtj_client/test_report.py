@@ -154,10 +154,10 @@ def test_job_whose_pods_were_deleted_is_not_said_to_have_logs() -> None:
     assert shown(failed).splitlines()[-1].endswith("correct the cause above and submit the job again")
 
 
-def blocked(message: str) -> Json:
-    """The status of a job whose pods are unschedulable."""
-    reason = {"type": "PodsReady", "status": "False", "reason": "Unschedulable", "message": message}
-    return {"phase": "Pending", "conditions": [reason]}
+def blocked(message: str, reason: str = "Unschedulable") -> Json:
+    """The status of a job whose pods cannot start."""
+    found = {"type": "PodsReady", "status": "False", "reason": reason, "message": message}
+    return {"phase": "Pending", "conditions": [found]}
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def blocked(message: str) -> Json:
                 "phase": "Recovering",
                 "conditions": [{"type": "PodsReady", "status": "False", "reason": "Unschedulable"}],
             },
-            "remove the obstacle: Unschedulable",
+            "remove the cause that the message above names",
             id="new pods are blocked",
         ),
         param({"phase": "Terminating"}, "nothing: the job is being deleted", id="being deleted"),
@@ -215,13 +215,21 @@ def blocked(message: str) -> Json:
                 "phase": "Pending",
                 "conditions": [{"type": "PodsReady", "status": "False", "reason": "Unschedulable"}],
             },
-            "remove the obstacle: Unschedulable",
+            "remove the cause that the message above names",
             id="blocked",
         ),
         param(blocked("pod a-0 is unschedulable: no CPU; request less"), "next: request less; kub", id="fix"),
         param(
+            blocked("Service digits exists; delete it", "NameConflict"), "next: delete it; ", id="a conflict"
+        ),
+        param(
+            blocked("denied: set a; or b", "PodRejected"),
+            "next: remove the cause that the message above names; ",
+            id="words of others, which may not end with what to do",
+        ),
+        param(
             blocked("pod a-0 is unschedulable: " + "node a: no CPU; " * 70),
-            "remove the obstacle: Unschedulable",
+            "remove the cause that the message above names",
             id="the message is cut before the fix",
         ),
         param(

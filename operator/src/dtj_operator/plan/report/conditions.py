@@ -50,7 +50,10 @@ _FIXES = {
 }
 # Words of the scheduler that name what no capacity would solve, each with what to do; the first one counts.
 _MISPLACED = (
-    (r'persistentvolumeclaim "\S+" not found', "create the claim, or correct its name in the job"),
+    (
+        r'persistentvolumeclaim "\S+" not found',
+        "create the claim, or delete the job and create it with the right name",
+    ),
     ("unbound immediate PersistentVolumeClaims", "kubectl describe pvc says why the claim is not bound"),
     ("Insufficient", _FIXES["Unschedulable"]),
     (
@@ -60,13 +63,23 @@ _MISPLACED = (
     ),
     (
         "node affinity/selector|untolerated taint",
-        "correct nodeSelector, affinity or tolerations in the template, or add nodes that match them",
+        "suspend the job to correct nodeSelector, affinity or tolerations in its template, or add nodes that "
+        "match them",
     ),
 )
 _RELEASE = "switch on the feature gate GenericWorkload of kube-controller-manager, or remove its finalizers"
-# Our default if the template does not set it; many images with torch run as root.
-_NOT_ROOT = "runAsNonRoot"
-_NOT_ROOT_FIX = "set runAsUser (such as 1000) or runAsNonRoot: false in spec.template.spec.securityContext"
+# Words of the kubelet about a container that it cannot create.
+_UNCREATED = (
+    # Our default if the template does not set it; many images with torch run as root.
+    (
+        "runAsNonRoot",
+        "set runAsUser (such as 1000) or runAsNonRoot: false in spec.template.spec.securityContext",
+    ),
+    (
+        r'(secret|configmap) "\S+" not found|find key .* in (Secret|ConfigMap)',
+        "create what is missing (the pod then starts), or delete the job and create it with the right name",
+    ),
+)
 
 
 def obstacle(s: Snapshot, verdict: Verdict | None, phase: str) -> Refusal | None:
@@ -299,14 +312,14 @@ def _obstacle(s: Snapshot, pod: PodView) -> Refusal | None:
     scheduled = pod.condition("PodScheduled")
     if scheduled is not None and pod.unschedulable:
         said = scheduled.message
-        fix = next((fix for words, fix in _MISPLACED if re.search(words, said)), None)
+        fix = _first(_MISPLACED, said)
         return _blocked("Unschedulable", f"pod {pod.name} is unschedulable: {said}", fix)
     for container in pod.containers:
         where = f"container {container.name} of pod {pod.name}"
         if container.waiting in _UNPULLABLE:
             return _blocked("ImagePullFailed", f"{where}: {container.waiting}: {container.message}")
         if container.waiting in _UNSTARTABLE:
-            fix = _NOT_ROOT_FIX if _NOT_ROOT in container.message else None
+            fix = _first(_UNCREATED, container.message)
             return _blocked("PodRejected", f"{where}: {container.waiting}: {container.message}", fix)
     if starting.waits_for(s, pod, starting.SLOW_START_S):
         where = f"pod {pod.name} on node {pod.node}"
@@ -316,6 +329,10 @@ def _obstacle(s: Snapshot, pod: PodView) -> Refusal | None:
             starting.fix(s, pod),
         )
     return None
+
+
+def _first(fixes: tuple[tuple[str, str], ...], said: str) -> str | None:
+    return next((fix for words, fix in fixes if re.search(words, said)), None)
 
 
 def _of_a_pod(s: Snapshot) -> str:

@@ -179,12 +179,12 @@ def test_pod_that_waits_for_a_secret_is_reported_within_seconds(
         ),
         (
             'persistentvolumeclaim "runs" not found. not found',
-            "create the claim, or correct its name in the job",
+            "create the claim, or delete the job and create it with the right name",
         ),
         ("pod has unbound immediate PersistentVolumeClaims.", "describe pvc says why the claim is not bound"),
         (
             "3 node(s) didn't match Pod's node affinity/selector.",
-            "correct nodeSelector, affinity or tolerations",
+            "suspend the job to correct nodeSelector, affinity or tolerations",
         ),
         (
             "1 node(s) had untolerated taint(s), 3 node(s) were unschedulable.",
@@ -269,13 +269,23 @@ def test_job_that_is_starting_says_what_its_pods_wait_for(given: JobBuilder, wai
     assert (ready["reason"], ready["message"]) == ("Starting", f"0 of 2 pods are ready{waits}")
 
 
-def test_image_that_runs_as_root_is_reported_with_the_fix() -> None:
-    refused = "container has runAsNonRoot and image will run as root"
+@pytest.mark.parametrize(
+    ("refused", "fix"),
+    [
+        (
+            "container has runAsNonRoot and image will run as root",
+            "set runAsUser (such as 1000) or runAsNonRoot",
+        ),
+        ('secret "token" not found', "create what is missing"),
+        ("couldn't find key a in ConfigMap ns/b", "create what is missing"),
+    ],
+)
+def test_container_that_cannot_be_created_is_reported_with_the_fix(refused: str, fix: str) -> None:
     given = TWO.having(pod(0).waiting("CreateContainerConfigError", refused), pod(1))
     message = status_of(given)["conditions"][0]["message"]
 
-    assert message.startswith(f"container trainer of pod digits-0: CreateContainerConfigError: {refused}; ")
-    assert "set runAsUser (such as 1000) or runAsNonRoot: false" in message
+    said = f"container trainer of pod digits-0: CreateContainerConfigError: {refused}; {fix}"
+    assert message.startswith(said)
 
 
 @pytest.mark.parametrize(
