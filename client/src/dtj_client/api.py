@@ -47,7 +47,8 @@ def submit(  # noqa: PLR0913 - the options of a command line
     matches, other than caches. Warns too if it writes `processesPerReplica: 1`, because the command starts
     one process.
 
-    program      a file such as train.py, another command, or a function, whose source is sent
+    program      a file such as train.py, another command, or a function: its source is sent, and what it
+                 returns is dropped
     arguments    of the program; of a function: numbers, strings, and lists and dictionaries of these
     name         of the job; empty: from the program, with a random end
     replicas     None: as in the template, else 1
