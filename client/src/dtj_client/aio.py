@@ -112,11 +112,12 @@ class Job:
         replicas: Collection[int] | None = None,
         ranks: Collection[int] | None = None,
         since: str = "",
+        tail: int | None = None,
     ) -> AsyncIterator[Line]:
         """Yield the lines of all replicas in the order of time, as dtj_client.Job.logs."""
 
         def read() -> Iterator[Line]:
-            return self._job.logs(follow=follow, replicas=replicas, ranks=ranks, since=since)
+            return self._job.logs(follow=follow, replicas=replicas, ranks=ranks, since=since, tail=tail)
 
         async with contextlib.aclosing(_from_thread(read)) as lines:
             async for line in lines:

@@ -21,6 +21,7 @@ from dtj_client.cli_shared import (
     NAMES,
     OPTIONAL_NAME,
     Duration,
+    Which,
     echo,
     ended,
     follow_to_the_end,
@@ -198,6 +199,9 @@ def get(kubectl: Kubectl, options: tuple[str, ...]) -> None:
 @click.option("--replica", metavar="LIST", help="Only these replicas, such as 0-3,7. [default: all]")
 @click.option("--rank", metavar="LIST", help="Only lines of these ranks, such as 0-3,7. [default: all lines]")
 @click.option("--since", type=Duration(), help="Only lines of the last 10m, for example.")
+@click.option(
+    "--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each replica."
+)
 @click.option("-p", "--previous", is_flag=True, help="Print how the last five failures ended.")
 @for_kubectl
 @click.pass_obj
@@ -208,25 +212,32 @@ def logs(
     replica: str | None,
     rank: str | None,
     since: float | None,
+    tail: int | None,
     previous: bool,
 ) -> int:
     """Print the logs of all replicas in the order of time, each line with its replica."""
-    if previous and (follow or replica or rank or since is not None):
+    if previous and (follow or replica or rank or since is not None or tail is not None):
         raise click.UsageError("--previous goes with no other option")
-    newer = "" if since is None else f"{since:f}s"
+    if rank and tail is not None:
+        raise click.UsageError("--tail counts the lines of a replica, not of a rank: use --since with --rank")
     replicas, ranks = (parse_indices(each) if each else None for each in (replica, rank))
+    which = Which(replicas=replicas, ranks=ranks, since="" if since is None else f"{since:f}s", tail=tail)
     name = newest(kubectl, name)
     if previous:
         click.echo("\n".join(failures(Job(name, kubectl).manifest)))
         return 0
     if follow:
-        return follow_to_the_end(kubectl, name, replicas, ranks, newer)
+        return follow_to_the_end(kubectl, name, which)
     with bar("reading logs") as progress:
-        lines = list(Job(name, kubectl, progress).logs(replicas=replicas, ranks=ranks, since=newer))
+        lines = list(Job(name, kubectl, progress).logs(**which))
     for line in lines:
         echo(shown(line))
     if ranks and not lines:
-        click.echo("no line names these ranks: only programs under dtj do; try --replica", err=True)
+        world = int((Job(name, kubectl).manifest.get("status") or {}).get("worldSize") or 0)
+        why = "only programs under dtj do; try --replica"
+        if max(ranks) >= world > 0:  # of an elastic job
+            why = f"the job has 0 to {world - 1} at this moment"
+        click.echo(f"no line names these ranks: {why}", err=True)
     elif not lines:
         states = ", ".join(dict.fromkeys(map(pod_state, kubectl.pods(name))))
         click.echo(

@@ -6,7 +6,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import click
 
@@ -110,19 +110,22 @@ def output(*formats: str) -> Callable[[F], F]:
     return click.option("-o", "--output", type=click.Choice(formats), help="Print the job in this format.")
 
 
-def follow_to_the_end(
-    kubectl: Kubectl,
-    name: str,
-    replicas: set[int] | None = None,
-    ranks: set[int] | None = None,
-    since: str = "",
-) -> int:
+class Which(TypedDict, total=False):
+    """The lines of a log that are wanted, as Job.logs takes them."""
+
+    replicas: set[int] | None
+    ranks: set[int] | None
+    since: str
+    tail: int | None
+
+
+def follow_to_the_end(kubectl: Kubectl, name: str, which: Which | None = None) -> int:
     """Print lines until the job has finished; return 1 if it has failed."""
     job, has_begun = Job(name, kubectl), threading.Event()
     says = threading.Thread(target=_say_what_it_waits_for, args=(job, has_begun), daemon=True)
     says.start()
     try:
-        for line in job.logs(follow=True, replicas=replicas, ranks=ranks, since=since):
+        for line in job.logs(follow=True, **(which or {})):
             has_begun.set()
             echo(shown(line))
     except KeyboardInterrupt:

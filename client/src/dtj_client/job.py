@@ -136,6 +136,7 @@ class Job:
         replicas: Collection[int] | None = None,
         ranks: Collection[int] | None = None,
         since: str = "",
+        tail: int | None = None,
     ) -> Iterator[Line]:
         """Yield the lines of all replicas in the order of time.
 
@@ -143,6 +144,7 @@ class Job:
         replicas  only these
         ranks     only lines of these ranks; the agent, and so `dtj run`, writes the rank before each line
         since     only lines newer than this, such as 10m
+        tail      only the last lines of each replica, so many; all of pods that come later
         """
         job = self._first(lambda: self.manifest) if follow else self.manifest
         if ranks is not None:
@@ -154,6 +156,7 @@ class Job:
                     replicas = having
         chosen = replicas_of(job, None if replicas is None else set(replicas))
         flags = [f"--container={container_of(job)}", *([f"--since={since}"] if since else [])]
+        flags += [] if tail is None else [f"--tail={tail}"]
         lines: Iterator[Line]
         if follow:
             if len(chosen) > MOST_FOLLOWED and replicas is not None:

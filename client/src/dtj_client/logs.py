@@ -141,7 +141,7 @@ def follow_job(
 ) -> Generator[Line, None, None]:
     """Yield lines as they come, also of pods that replace others, until the job has finished.
 
-    flags      for kubectl logs
+    flags      for kubectl logs; --tail is about the pods that are there now
     finished   whether the job is over, so that no further pod comes
     with_new   also of replicas that are added meanwhile
     """
@@ -173,6 +173,7 @@ class _Following:
     _is_over: threading.Event = field(default_factory=threading.Event)
     _has_changed: threading.Event = field(default_factory=threading.Event)  # a log or everything has ended
     _processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)  # by uid of the pod
+    _first: set[str] | None = None  # uids of the pods of the first look
     _read: set[str] = field(default_factory=set)  # uids of pods whose logs are read at this moment
     _newest: dict[str, str] = field(default_factory=dict)  # time of the last line by uid of the pod
     _left: dict[str, int] = field(default_factory=dict)  # by uid: how often a log may be asked for again
@@ -195,6 +196,7 @@ class _Following:
                     over = self.finished()
                     over_since = (over_since or time.monotonic()) if over else None
                     pods = list(self._pods())
+                    self._first = {uid for _, uid, _ in pods} if self._first is None else self._first
                     if over_since and time.monotonic() >= over_since + STAYS_S:
                         self._leave(pods)
                     begun = [self._begin(*pod, over=over) for pod in pods]
@@ -271,6 +273,8 @@ class _Following:
         A pod that stays is read, not followed.
         """
         flags, after = self.flags, self._newest.get(uid, "")
+        if after or uid not in (self._first or ()):
+            flags = [each for each in flags if not each.startswith("--tail")]
         if after:  # in whole seconds: some lines come again
             flags = [f"--since-time={after}", *(each for each in flags if not each.startswith("--since"))]
         words = ("logs", pod, "--timestamps", *([] if uid in self._stays else ["--follow"]), *flags)

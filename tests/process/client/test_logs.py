@@ -20,7 +20,7 @@ cd "$(dirname "$0")"
 [ -e 1 ] && [ ! -e 1.5 ] && touch 1.5 && echo "Unable to connect to the server: EOF" >&2 && exit 1
 case "$*" in
   *"get pod"*) [ -e 3 ] && phase=Succeeded || phase=Running; echo "digits-0 uid-1 $phase" ;;
-  *--since=9m) touch 1; printf '2026-01-01T00:00:01.1Z one\\377\\r 9%%\\n'; exit 1 ;;
+  *--since=9m*--tail=7) touch 1; printf '2026-01-01T00:00:01.1Z one\\377\\r 9%%\\n'; exit 1 ;;
   *--since-time=2026-01-01T00:00:01.1Z)
     touch 2; printf '2026-01-01T00:00:01.1Z one\\n2026-01-01T00:00:01.2Z two\\n'; [ -e 3 ] ;;
   *--since-time=2026-01-01T00:00:01.2Z)
@@ -43,9 +43,25 @@ def kubectl(folder: Path, text: str) -> Kubectl:
 
 def test_log_continues_after_a_broken_connection(tmp_path: Path) -> None:
     over = (tmp_path / "3").exists
-    found = logs.follow_job(kubectl(tmp_path, KUBECTL), "digits", [0], "--since=9m", finished=over)
+    found = logs.follow_job(
+        kubectl(tmp_path, KUBECTL), "digits", [0], "--since=9m", "--tail=7", finished=over
+    )
     assert [line.text for line in found] == ["one\N{REPLACEMENT CHARACTER}", " 9%", "two", "three"]
     assert (tmp_path / "1.5").exists()
+
+
+def test_log_of_a_pod_that_comes_later_has_all_its_lines(tmp_path: Path) -> None:
+    replaced = """#!/bin/sh
+cd "$(dirname "$0")"
+case "$*" in
+  *"get pod"*) [ -e 1 ] && echo 'digits-0 uid-2 Succeeded' || echo 'digits-0 uid-1 Running' ;;
+  *--tail=7) [ -e 1 ] && touch 2; touch 1; echo "2026-01-01T00:00:01.1Z one" ;;
+  *"logs digits-0"*) touch 2; echo "2026-01-01T00:00:01.2Z two" ;;
+esac
+"""
+    over = (tmp_path / "2").exists
+    found = logs.follow_job(kubectl(tmp_path, replaced), "digits", [0], "--tail=7", finished=over)
+    assert {line.text for line in found} == {"one", "two"}
 
 
 def test_missing_right_ends_the_log(tmp_path: Path) -> None:

@@ -60,6 +60,8 @@ def test_windows_is_refused_with_what_to_do(
         ),
         (["wait", "digits", "--timeout=-1"], "'-1' is not a duration"),
         (["logs", "digits", "--previous", "--rank", "0"], "--previous goes with no other option"),
+        (["logs", "digits", "--previous", "--tail", "0"], "--previous goes with no other option"),
+        (["logs", "digits", "--tail", "9", "--rank", "0"], "--tail counts the lines of a replica"),
         (["logs", "digits", "-f", "--since", "5x"], "'5x' is not a duration"),
         (["delete"], "name the job; kubectl dtj get lists them"),
         (["stop"], "name the job; kubectl dtj get lists them"),
@@ -204,6 +206,37 @@ def test_log_without_a_line_says_what_the_pods_do(
     assert capsys.readouterr().err.startswith(
         "no lines so far; pods: packages runs; kubectl dtj status digits"
     )
+
+
+@pytest.mark.parametrize(
+    ("world", "why"),
+    [(4, "only programs under dtj do"), (2, "the job has 0 to 1 at this moment"), (None, "only programs")],
+)
+def test_log_without_a_line_of_a_rank_says_why(
+    world: int | None, why: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An elastic job may have fewer ranks now than it can have."""
+    monkeypatch.setattr(Job, "logs", lambda _job, **_options: iter(()))
+    monkeypatch.setattr(Job, "manifest", {"status": {"worldSize": world}})
+    assert run("logs", "digits", "--rank", "3") == 0
+    assert capsys.readouterr().err.startswith(f"no line names these ranks: {why}")
+
+
+@pytest.mark.parametrize("follow", [[], ["-f"]])
+def test_last_lines_are_what_kubectl_is_asked_for(
+    follow: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(_kubectl: Kubectl, _pods: object, _job: object, *flags: str, **_: object) -> Iterator[Line]:
+        yield Line("", 0, flags[-1])
+
+    pod = {"metadata": {"name": "digits-0"}}
+    spec = {"template": {"spec": {"containers": [{"name": "trainer"}]}}}
+    monkeypatch.setattr(Job, "manifest", {"spec": spec, "status": {"phase": "Succeeded"}})
+    monkeypatch.setattr(Kubectl, "pods", lambda *_: [pod])
+    monkeypatch.setattr("dtj_client.job.snapshot", read)
+    monkeypatch.setattr("dtj_client.job.follow_job", lambda *given, **_: read(*given))
+    assert run("logs", "digits", "--tail", "9", *follow) == 0
+    assert click.unstyle(capsys.readouterr().out) == "0| --tail=9\n"
 
 
 def test_follow_says_what_it_waits_for_until_the_first_line(
