@@ -39,8 +39,8 @@ def report(job: Json, pods: Sequence[Json], now: datetime, said: str = "", chose
     """
     name, status = job["metadata"]["name"], job.get("status") or {}
     yield f"{name}: {_headline(status, now)}"
-    yield from indented(status.get("message") or "")
-    yield from _progress(status)
+    yield from indented(status.get("message") or _waits(status))
+    yield from _progress(job)
     yield from _goodput(status)
     yield from _replicas(job, pods)
     if said:
@@ -81,9 +81,20 @@ def _headline(status: Json, now: datetime) -> str:
     return f"{status['phase']}{f' for {lasted}' if lasted else ''}, attempt {status.get('attempt', 0)}{again}"
 
 
-def _progress(status: Json) -> Iterator[str]:
-    progress = status.get("progress") or {}
-    words = [f"step {status['step']}"] if status.get("step") else []
+def _waits(status: Json) -> str:
+    """What the pods of a job without a problem wait for before they all run, such as the end of old ones."""
+    ready = condition(status, "PodsReady")
+    is_waiting = status.get("phase") in ("Pending", "Starting") and ready.get("status") == "False"
+    return str(ready.get("message") or "") if is_waiting else ""
+
+
+def _progress(job: Json) -> Iterator[str]:
+    status = job.get("status") or {}
+    progress, ranks, words = status.get("progress") or {}, status.get("worldSize"), []
+    if job["spec"].get("elastic") and status.get("phase") == "Running" and ranks:  # maybe not of each replica
+        words.append(f"{ranks} rank{' trains' if ranks == 1 else 's train'}")
+    if status.get("step"):
+        words.append(f"step {status['step']}")
     if progress.get("samplesPerSecond"):
         words.append(f"{progress['samplesPerSecond']} samples/s")
     if progress.get("loss") is not None:

@@ -19,6 +19,7 @@ import yaml
 
 from dtj_client.cli import main
 from dtj_client.cli_shared import Duration, ended
+from dtj_client.doctor import TRY, Finding, Result
 from dtj_client.errors import ClientError, ForbiddenError, GoneError, UnreachableError
 from dtj_client.job import Job, Status
 from dtj_client.kubectl import Kubectl
@@ -394,6 +395,23 @@ def test_live_table_outlasts_a_cluster_that_gives_no_answer(
     assert run("top") == 130
     lines = click.unstyle(capsys.readouterr().out).splitlines()
     assert [line.split()[0] for line in lines] == ["NAME", "digits", "the", "NAME", "digits", "NAME", "text"]
+
+
+def test_doctor_that_tries_does_not_advise_to_try(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trial(_kubectl: Kubectl, _image: str) -> Iterator[Finding]:
+        yield Finding(Result.GOOD, "tried")
+
+    def examine(_kubectl: Kubectl) -> Iterator[Finding]:
+        yield from (Finding(Result.UNKNOWN, "network", TRY), Finding(Result.UNKNOWN, "queues", "ask"))
+
+    monkeypatch.setattr("dtj_client.cli.examine", examine)
+    monkeypatch.setattr("dtj_client.cli.trial", trial)
+    for options, said in (([], ["network", "queues"]), (["--try"], ["queues", "tried"])):
+        assert run("doctor", *options) == 0
+        lines = [line.split()[-1] for line in capsys.readouterr().out.splitlines() if "fix:" not in line]
+        assert lines == said
 
 
 @pytest.mark.parametrize("verb", ["delete", "stop"])

@@ -88,6 +88,23 @@ def test_running_job() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "said"), [(1, "  1 rank trains, step 7/9"), (4, "  4 ranks train, step 7/9")]
+)
+def test_elastic_job_says_how_many_ranks_train(ranks: int, said: str) -> None:
+    """Fewer than its pods have, if one of them has to wait for the others."""
+    job = {"metadata": {"name": "digits"}, "spec": {"elastic": {"minReplicas": 1}}}
+    status = {"phase": "Running", "step": "7/9", "worldSize": ranks}
+    assert list(report(job | {"status": status}, (), NOW))[1] == said
+    assert list(report(job | {"status": status | {"phase": "Starting"}}, (), NOW))[1] == "  step 7/9"
+
+
+def test_job_that_starts_says_what_it_waits_for() -> None:
+    status = blocked("0 of 2 pods are ready; 2 pods are still terminating", "Starting")
+    assert shown(status).splitlines()[1] == "  0 of 2 pods are ready; 2 pods are still terminating"
+    assert shown(status | {"message": "no node yet"}).splitlines()[1] == "  no node yet"
+
+
 def test_many_replicas_are_grouped_by_state_and_the_odd_ones_keep_their_rows() -> None:
     pods = [pod(index, f"node-{index % 50}", phase="Running") for index in range(100) if index not in {7, 40}]
     pods[3]["metadata"]["deletionTimestamp"] = "2026-01-01T11:00:00Z"

@@ -14,7 +14,7 @@ export function lineChart(title, nameOfX, formatX) {
   const cursor = svg("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
   const dot = svg("circle", { class: "dot", r: 3.5, visibility: "hidden" });
   const value = h("output", { class: "muted" });
-  const empty = h("p", { class: "empty" }, "No values so far.");
+  const empty = h("p", { class: "empty" }, "No values.");
   const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", tabindex: 0 }, drawing, cursor, dot);
   const element = h("figure", {}, h("figcaption", {}, h("h3", {}, title), value), picture, empty);
   let points = [], places = [], at = -1, drawn = "";

@@ -71,6 +71,7 @@ export function jobPage(namespace, name) {
     if (hasHeat) heat.show(found.heat);
     setText(noHeat, found.slow || (hasHeat ? "" : found.heat.problem
       ? `Step times come from the agents, which cannot be asked: ${found.heat.problem}.`
+      : job.ended ? "None: the agents report them only while the job runs."
       : "None yet: the agents of a running job report the steps of each rank, if the program runs under dtj."));
     noHeat.classList.toggle("bad", Boolean(found.slow));
     setHidden("failures", !found.failures.length);
