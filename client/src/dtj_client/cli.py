@@ -337,9 +337,10 @@ def resume(kubectl: Kubectl, names: tuple[str, ...]) -> None:
 def scale(kubectl: Kubectl, name: str, replicas: int) -> None:
     """Change the number of replicas of an elastic job."""
     job = Job(name, kubectl)
-    _unfinished(job)
+    lost = at_stake(_unfinished(job))
     job.scale(replicas)
-    click.echo(f"{name}: asked for {replicas} replicas")
+    saves_not = f"; it grows only if it can save, and if it shrinks: {lost}" if lost else ""
+    click.echo(f"{name}: asked for {replicas} replicas{saves_not}")
 
 
 @dtj.command(short_help="Let the job save a checkpoint, then delete it.")

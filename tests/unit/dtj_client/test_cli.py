@@ -22,7 +22,7 @@ from dtj_client.cli_shared import Duration, ended
 from dtj_client.doctor import TRY, Finding, Result
 from dtj_client.errors import ClientError, ForbiddenError, GoneError, UnreachableError
 from dtj_client.job import Job, Status
-from dtj_client.kubectl import Kubectl
+from dtj_client.kubectl import Json, Kubectl
 from dtj_client.logs import Line
 from dtj_client.template import Template
 
@@ -195,6 +195,20 @@ def test_several_jobs_are_changed_until_one_cannot_be(
     said = capsys.readouterr()
     assert said.out == f"digits: {done}\ntext: {done}\n"
     assert said.err.startswith("error: there is no job lost")
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "more"),
+    [(None, f"; it grows only if it can save, and if it shrinks: {UNSAVED}"), ({"volume": {}}, "")],
+)
+def test_scaling_says_what_a_job_that_cannot_save_loses(
+    checkpoint: Json | None, more: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Job, "scale", lambda _job, _replicas: None)
+    job = {"spec": {"checkpoint": checkpoint}, "status": {"phase": "Running", "step": "7/9"}}
+    monkeypatch.setattr(Job, "manifest", job)
+    assert run("scale", "digits", "4") == 0
+    assert capsys.readouterr().out == f"digits: asked for 4 replicas{more}\n"
 
 
 def test_log_without_a_line_says_what_the_pods_do(
