@@ -23,9 +23,8 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 BY_THE_OPERATOR = re.compile(  # names of variables that it sets; the CRD refuses them
     r"(PET|DTJ)_.*|MASTER_(ADDR|PORT)|(LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|NNODES|NPROC_PER_NODE"
 )
-_SECRET = re.compile(
-    r"(.*_)?(TOKEN|SECRET|PASSWORD|API_?KEY|ACCESS_KEY)", re.IGNORECASE
-)  # names of variables
+# Names of variables.
+_SECRET = re.compile(r"(.*_)?(TOKEN|SECRET|PASSWORD|API_?KEY|ACCESS_KEY)", re.IGNORECASE)
 # Without it Accelerate, and so transformers' Trainer, trains in each rank for itself on CPUs.
 FOR_ACCELERATE = {"name": "ACCELERATE_USE_CPU", "value": "true"}
 UNPACKER = "code"  # name of the init container

@@ -14,6 +14,14 @@ from dtj.cli import modules, program
 from dtj.errors import RecipeError
 
 
+@pytest.fixture
+def restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a program changes as it begins is as before after the test."""
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -35,12 +43,10 @@ def test_program_that_is_not_a_script(words: list[str], message: str) -> None:
     assert message in f"{raised.value.what}\n  fix: {raised.value.fix}"
 
 
+@pytest.mark.usefixtures("restored")
 def test_script_with_a_syntax_error_is_retried_only_in_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     file = tmp_path / "train.py"
     file.write_text("import os\nx = (1,\n")
     with pytest.raises(RecipeError, match=r"train\.py, line 2: SyntaxError: '\(' was never closed") as raised:
@@ -51,27 +57,22 @@ def test_script_with_a_syntax_error_is_retried_only_in_a_restart(
         program.script(str(file), [])()
 
 
-def test_program_that_is_not_python_is_called_by_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("restored")
+def test_program_that_is_not_python_is_called_by_its_name(tmp_path: Path) -> None:
     """As /bin/sh, which has no line that could be shown."""
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     file = tmp_path / "sh"
     file.write_bytes(b"\x7fELF\x02\0\0")
     with pytest.raises(RecipeError, match=r"sh is not a Python file"):
         program.script(str(file), [])()
 
 
+@pytest.mark.usefixtures("restored")
 def test_command_of_an_installed_package_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As litgpt: its console script is not in the current folder."""
 
     def main() -> str:
         return f"ran {sys.argv}"
 
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     monkeypatch.setattr(program, "tune", main, raising=False)
     entries = EntryPoints([EntryPoint("tune", "dtj.cli.program:tune", "console_scripts")])
     monkeypatch.setattr(program, "entry_points", entries.select)
@@ -94,6 +95,7 @@ def test_local_rank_of_torch_launch_is_in_the_environment() -> None:
 
 
 @pytest.mark.parametrize("own", ["calendar.py", "calendar/__init__.py"])
+@pytest.mark.usefixtures("restored")
 @pytest.mark.parametrize("made", [program.script, program.module])
 def test_program_imports_its_own_modules_of_names_that_the_agent_has_imported(
     made: Callable[..., Callable[[], None]], own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -105,10 +107,7 @@ def test_program_imports_its_own_modules_of_names_that_the_agent_has_imported(
     (tmp_path / "takes.py").write_text("import calendar, os; os.environ['MINE'] = str(calendar.mine)")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINE", "")
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    for name in ("__main__", "calendar"):
-        monkeypatch.setitem(sys.modules, name, importlib.import_module(name))
+    monkeypatch.setitem(sys.modules, "calendar", importlib.import_module("calendar"))
     made("takes.py" if made is program.script else "takes", [])()
     assert os.environ["MINE"] == "True"
 
@@ -127,6 +126,7 @@ def test_modules_of_the_agent_are_shared_with_a_program_whose_folder_has_none_of
     assert sys.modules == before
 
 
+@pytest.mark.usefixtures("restored")
 @pytest.mark.parametrize("made", [program.script, program.module])
 def test_builtins_of_a_program_are_a_module_as_under_python(
     made: Callable[..., Callable[[], None]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -135,8 +135,5 @@ def test_builtins_of_a_program_are_a_module_as_under_python(
     (tmp_path / "sets.py").write_text("__builtins__.of_program = 1; __builtins__.of_program += of_program")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(builtins, "of_program", 0, raising=False)  # removed afterwards
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     made("sets.py" if made is program.script else "sets", [])()
     assert vars(builtins)["of_program"] == 2
