@@ -24,5 +24,5 @@ def test_step_sends_its_gradients_once_and_rarely_anything_else(
     sent = json.loads((tmp_path / "sent.json").read_text())
     kinds = Counter((name, size if size in SIZES else "line") for name, size in sent)
     assert kinds.pop(("gloo:all_reduce", GRADIENTS)) == STEPS - FIRST
-    assert 0 < kinds.pop(("gloo:all_reduce", MESSAGE)) <= STEPS - FIRST
+    assert kinds.pop(("gloo:all_reduce", MESSAGE), 0) <= STEPS - FIRST  # none, if 20 steps take 0.2 s or less
     assert kinds == {("gloo:all_reduce", 1): 2, ("gloo:gather", "line"): 2}
