@@ -312,6 +312,22 @@ def test_order_to_form_names_only_the_ranks_of_its_agent(pod: Pod) -> None:
     assert (form["kept"], form["heals"]) == ([0, 1], True)
 
 
+def test_message_about_a_hang_names_only_the_ranks_of_its_agent(pod: Pod) -> None:
+    """A sentence for each of 8,000 ranks would exceed what a connection may keep unsent."""
+    member = pod.coordinator.membership
+    member.job = replace(member.job, limits=Limits(1, 2))
+    other = Link(pod.coordinator.link(), now=0.0)
+    pod.send()
+    other.send(hello("b", replica=1, ranks={}))
+    pod.send()
+    hang(pod)
+    [ours], [theirs] = (
+        [order["hang"] for order in link.receive(0.0) if "hang" in order] for link in (pod.agent, other)
+    )
+    assert (list(ours), theirs) == (["0", "1", "2"], {})
+    other.close()
+
+
 def test_ranks_killed_for_a_hang_are_not_kept_even_if_only_one_has_died_yet(pod: Pod) -> None:
     hang(pod)
     pod.send(killed(1, 1))

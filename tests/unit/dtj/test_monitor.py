@@ -33,7 +33,11 @@ class Watched:
 
     def __post_init__(self) -> None:
         self.monitor = Monitor(
-            Watchdog(), restarts=self.restarts, log=self.logged.append, broadcast=self.sent.append
+            Watchdog(),
+            restarts=self.restarts,
+            log=self.logged.append,
+            broadcast=self.sent.append,
+            tell_each=lambda message: self.sent.append(message(range(self.ranks))),
         )
         self.monitor.start_generation(range(self.ranks), 0.0, generation=1, processes=1)
         self.begin()

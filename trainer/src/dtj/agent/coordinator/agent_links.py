@@ -74,7 +74,7 @@ class AgentLinks:
 
     def broadcast(self, message: Message, *, to: Callable[[Hello], bool]) -> None:
         """Send one message to all agents for which `to` holds."""
-        line = encode(message)  # encoded once: it may list each rank of a large job
+        line = encode(message)
         for link, hello in self.hellos.items():
             if hello and to(hello):
                 link.write(line)

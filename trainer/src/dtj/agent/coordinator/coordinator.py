@@ -46,7 +46,12 @@ class Coordinator:
     ) -> None:
         self.membership = membership
         self._monitor = Monitor(
-            watchdog, restarts=restarts_hung, working_s=working_s, log=log, broadcast=self._broadcast
+            watchdog,
+            restarts=restarts_hung,
+            working_s=working_s,
+            log=log,
+            broadcast=self._broadcast,
+            tell_each=lambda message: self._tell_each(lambda i: message(membership.job.ranks_of(i))),
         )
         known = membership.state.best_step  # by an earlier attempt, or replica 0 before this one
         self.ledger = Ledger(since=time.monotonic(), best_step=-1 if known is None else known)
@@ -269,13 +274,12 @@ class Coordinator:
             for hello, address in self._links.addresses()
             if hello.keeper and self._is_present(hello)
         }
-        for hello in self._links.named():
-            if self._is_present(hello):  # each gets its own ranks: all ranks to all agents would be megabytes
-                mine = {
-                    "kept": sorted(kept.intersection(job.ranks_of(hello.replica))),
-                    "copies": self._buddies(hello.replica, keepers),
-                }
-                self._links.tell(hello.incarnation, self._with_state({"form": order | mine}))
+
+        def form_of(replica: int) -> Message:
+            mine = sorted(kept.intersection(job.ranks_of(replica)))
+            return {"form": order | {"kept": mine, "copies": self._buddies(replica, keepers)}}
+
+        self._tell_each(form_of)
         if old:
             old.stop()  # wakes ranks that still wait in it
 
@@ -326,6 +330,12 @@ class Coordinator:
 
     def _broadcast(self, message: Message) -> None:
         self._links.broadcast(self._with_state(message), to=self._is_present)
+
+    def _tell_each(self, message_for: Callable[[int], Message]) -> None:
+        """Send to each agent what its own ranks need: all ranks to all agents would be gigabytes."""
+        for hello in self._links.named():
+            if self._is_present(hello):
+                self._links.tell(hello.incarnation, self._with_state(message_for(hello.replica)))
 
     def _is_present(self, hello: Hello) -> bool:
         """Whether this is the current agent of its replica."""

@@ -15,8 +15,8 @@ from typing import Any
 Message = dict[str, Any]
 
 _CHUNK_BYTES = 64 * 1024
-# Limit of each buffer, for a slow reader and for a line without an end yet: dozens of the longest messages,
-# which list each rank of a large job.
+# Limit of each buffer, for a slow reader and for a line without an end yet: hundreds of the longest messages,
+# which list each rank of a pod.
 _KEPT_BYTES = 4 * 1024 * 1024
 # Both sides send at least every KEEPALIVE_S and treat SILENCE_S without a message as loss of the other.
 KEEPALIVE_S = 2.0

@@ -43,6 +43,7 @@ class Monitor:
     working_s  a rank that is at work is treated as hung only after this time without a step
     log        writes a line for the user
     broadcast  sends a message to all agents
+    tell_each  sends to each agent the message for its ranks
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Monitor:
         restarts: bool,
         log: Callable[[str], None],
         broadcast: Callable[[Message], None],
+        tell_each: Callable[[Callable[[range], Message]], None],
         working_s: float | None = None,
     ) -> None:
         self._watchdog = watchdog
@@ -60,6 +62,7 @@ class Monitor:
         self._working_s = WORKING_S if working_s is None else working_s
         self._log = log
         self._broadcast = broadcast
+        self._tell_each = tell_each
         self._ranks = range(0)
         self._generation = 0
         self._processes = 1
@@ -242,14 +245,14 @@ class Monitor:
                 for rank, text in messages.items()
                 if self._watchdog.is_overdue(rank, now)
             }
+        killed = messages if self._restarts else {}
+        common = {"generation": self._generation, "is_shared": verdict.is_shared}
+        self._tell_each(lambda ranks: {"hang": {r: killed[r] for r in ranks if r in killed}} | common)
         if self._restarts:
             # Forget the heartbeats: the next generation starts with new ones.
             self._watchdog.start_generation(self._ranks, now)
             self._forget_silence()
-            hung = {"hang": messages, "generation": self._generation, "is_shared": verdict.is_shared}
-            self._broadcast(hung)
             return list(verdict.culprits)
-        self._broadcast({"hang": {}, "generation": self._generation, "is_shared": verdict.is_shared})
         message = "; ".join(dict.fromkeys(messages.values()))
         self._log(f"{message}; not restarting any rank because DTJ_HANG_ACTION=Report")
         ranks = [] if verdict.is_shared else list(verdict.culprits)
