@@ -77,3 +77,29 @@ def test_only_the_coordinator_of_the_job_counts_as_heard(
             client._on_message()
     assert client.unheard_s(now[0]) == unheard_s
     client.disconnect()
+
+
+def test_connections_without_an_answer_are_made_with_pauses_and_reported_once(
+    selector: selectors.BaseSelector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proxy of a service mesh accepts each connection at once, and closes it if replica 0 is absent."""
+    monkeypatch.setattr(coordinator_client, "time", SimpleNamespace(monotonic=lambda: 1000.0))
+    logged: list[str] = []
+    client = CoordinatorClient(
+        selector, ("localhost", 1), agents=1, hello=lambda: {}, on_order=lambda _: None, log=logged.append
+    )
+
+    def connection_ends(*answers: Message) -> float:
+        """Returns when the client is to reconnect."""
+        ours, theirs = socket.socketpair()
+        client.attach(ours)
+        theirs.sendall(b"".join(map(encode, answers)))
+        theirs.close()
+        while client._link:
+            client._on_message()
+        return client._reconnect_at or 0.0
+
+    assert [connection_ends() for _ in range(3)] == [1001.0] * 3
+    assert logged == ["lost the connection to replica 0; waiting for it to come back"]
+    assert connection_ends({"keepalive": True}) == 1000.0, "replica 0 was there: its successor may be, too"
+    assert logged == ["lost the connection to replica 0; waiting for it to come back"] * 2

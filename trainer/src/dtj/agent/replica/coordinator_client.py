@@ -44,6 +44,7 @@ class CoordinatorClient:
         self._link: Link | None = None
         self._connector: Connector | None = None
         self._reconnect_at: float | None = None
+        self._unanswered = 0  # connections in a row
         self._sent_at = 0.0
         self._heard_at = time.monotonic()  # the last message but refusals
         self._keepalive_at = time.monotonic() + KEEPALIVE_S
@@ -91,6 +92,7 @@ class CoordinatorClient:
 
     def attach(self, sock: socket.socket) -> None:
         """Take over a connected socket and send the hello."""
+        self._unanswered += 1
         self._link = Link(sock, now=time.monotonic())
         self._link.watch(self._selector, self._on_message)
         self._write({"hello": self._hello()})
@@ -130,11 +132,13 @@ class CoordinatorClient:
             if "refused" in message and not message["forGood"]:
                 self.disconnect(reconnect_in_s=_RECONNECT_S)
             else:
-                self._heard_at = time.monotonic()
+                self._heard_at, self._unanswered = time.monotonic(), 0
                 self._on_order(message)
         if self._link is link and not link.is_open:
             self._lost("lost the connection to replica 0; waiting for it to come back")
 
     def _lost(self, why: str) -> None:
-        self._log(why)
-        self.disconnect(reconnect_in_s=0.0)
+        """Reconnect, and not at once if a proxy accepts and closes connections while replica 0 is absent."""
+        if self._unanswered <= 1:
+            self._log(why)
+        self.disconnect(reconnect_in_s=_RECONNECT_S if self._unanswered else 0.0)
