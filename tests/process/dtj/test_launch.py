@@ -66,6 +66,21 @@ def test_script_that_closes_its_stdout_exits_as_under_python(finish: Finish) -> 
     assert (ended.code, ended.err) == (0, "[rank 0] done\n")
 
 
+def test_agent_opens_standard_streams_that_it_was_started_without() -> None:
+    """As by some supervisors of services. Else a rank writes its output into a pipe of the agent."""
+    looks = "\n".join(
+        [
+            "import os, sys",
+            "from dtj.entry import open_closed_streams",
+            "open_closed_streams()",
+            "assert min(os.pipe()) > 2",
+            "assert (sys.stdin.read(), sys.stdout.isatty(), sys.stderr.isatty()) == ('', False, False)",
+        ]
+    )
+    command = ["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, looks]
+    assert subprocess.run(command, check=False).returncode == 0
+
+
 def test_script_has_the_names_that_it_has_under_python(finish: Finish, tmp_path: Path) -> None:
     """Debuggers and libraries read the source with __loader__; a script may read __annotations__.
 
