@@ -20,7 +20,9 @@ def selector() -> Iterator[selectors.BaseSelector]:
 @pytest.fixture
 def links(selector: selectors.BaseSelector) -> Iterator[AgentLinks]:
     """Of a job of one replica; its listener is on a free port."""
-    found = AgentLinks(selector, most=1, on_message=lambda *_: None, on_closed=lambda: None)
+    found = AgentLinks(
+        selector, most=1, on_message=lambda *_: None, on_closed=lambda: None, log=lambda _: None
+    )
     found.listen(0)
     yield found
     found.close(linger_s=0.0)
@@ -136,9 +138,13 @@ def test_connections_are_bounded_without_a_busy_loop(
         stranger.close()
 
 
-def test_too_many_open_files_do_not_stop_the_agent(
-    links: AgentLinks, selector: selectors.BaseSelector
+def test_too_many_open_files_do_not_stop_the_agent_and_are_reported_once(
+    links: AgentLinks, selector: selectors.BaseSelector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Else nothing says why a job of more replicas than that waits for ever."""
+    said: list[str] = []
+    monkeypatch.setattr(links, "_log", said.append)
+
     class Full:
         def accept(self) -> None:
             raise OSError(24, "Too many open files")
@@ -153,6 +159,12 @@ def test_too_many_open_files_do_not_stop_the_agent(
     links._listener = Full()  # type: ignore[assignment]
     look(selector)
     assert look(selector) == 0
+    links.keep_alive({}, 0.0)
+    look(selector)
+    assert said == [
+        "cannot accept another agent, beside 0: Too many open files\n"
+        "  fix: raise the limit of open files (ulimit -n) of replica 0"
+    ]
     links._listener = listener
     links.keep_alive({}, 0.0)
     look(selector)

@@ -27,6 +27,7 @@ class AgentLinks:
     hellos      the hello of the agent behind each connection; None until it arrives
     on_message  called with each message
     on_closed   called after a connection was found closed while it was read
+    log         writes a line for the user
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class AgentLinks:
         most: int,
         on_message: Callable[[Link, Message], None],
         on_closed: Callable[[], None],
+        log: Callable[[str], None],
     ) -> None:
         self.hellos: dict[Link, Hello | None] = {}
         self._selector = selector
@@ -43,6 +45,8 @@ class AgentLinks:
         self._unnamed: dict[Link, float] = {}  # when they connected
         self._named: dict[str, Link] = {}  # by incarnation
         self._is_full = False
+        self._has_said_why = False
+        self._log = log
         self._on_message = on_message
         self._on_closed = on_closed
         self._listener: socket.socket | None = None
@@ -146,7 +150,11 @@ class AgentLinks:
                 return
             except ConnectionError:  # the agent has hung up already
                 continue
-            except OSError:  # too many open files
+            except OSError as error:  # too many open files
+                if not self._has_said_why:
+                    self._has_said_why = True
+                    what = f"cannot accept another agent, beside {len(self.hellos)}: {error.strerror}"
+                    self._log(f"{what}\n  fix: raise the limit of open files (ulimit -n) of replica 0")
                 break
             self._add(sock)
         self._selector.unregister(self._listener)  # it stays readable; try again with the next keepalive

@@ -58,7 +58,11 @@ class Coordinator:
         self.steps: dict[int, int] = {}
         self._log = log
         self._links = AgentLinks(
-            selector, most=membership.job.most, on_message=self._on_message, on_closed=self._drop_closed
+            selector,
+            most=membership.job.most,
+            on_message=self._on_message,
+            on_closed=self._drop_closed,
+            log=log,
         )
         self._store: Store | None = None
         self._told_missing: list[int] = []
