@@ -42,7 +42,8 @@ _PROGRAM_FIX = "correct command or args of that container in spec.template, or i
 _KILLED_BY_NODE = {"DeletionByTaintManager", "DeletionByPodGC"}
 _PEER_PHRASES = re.compile(
     r"connection (reset|closed|refused) by peer|broken pipe|DistNetworkError"
-    r"|remote process exited|socket timeout|(gloo|socketPoll).*(no route to host|connection timed out)",
+    r"|remote process exited|socket timeout|(gloo|socketPoll).*(no route to host|connection timed out)"
+    r"|waiting for clients|RendezvousTimeoutError",  # of torch and torchrun: not all pods came in time
     re.IGNORECASE,
 )
 

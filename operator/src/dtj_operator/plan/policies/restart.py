@@ -1,7 +1,8 @@
 """What does a fault mean for the job?
 
 The first matching rule wins: the user's rules, then 78, or a program that the image does not have ->
-FailJob, stops on request and disruptions -> RestartUncounted, else Restart. Counted restarts have two
+FailJob, stops on request, disruptions, and ranks that lacked a pod which has not started ->
+RestartUncounted, else Restart. Counted restarts have two
 budgets: restarts within a window of time, and consecutive restarts without progress. An in-place restart by
 the agents counts like a restart, and the user's rules apply to its failure: it is too late to prevent it, but
 FailJob ends the job, and RestartUncounted does not count it.
@@ -290,9 +291,19 @@ def _action(s: Snapshot, fault: Fault) -> tuple[str, str]:
         return "FailJob", "the built-in rule for exit code 78 (bad recipe or arguments)"
     if fault.lacks_program and not fault.disruption and not _has_run(s):
         return "FailJob", "the built-in rule for a program that the image does not have"
-    if fault.reason == blame.STOPPED or fault.disruption or _is_same_incident(s, fault):
+    lacks_pod = fault.secondary and _awaits_start(s)
+    if fault.reason == blame.STOPPED or fault.disruption or lacks_pod or _is_same_incident(s, fault):
         return "RestartUncounted", "the built-in rule for stops on request and disruptions"
     return "Restart", "the built-in rule for all other failures"
+
+
+def _awaits_start(s: Snapshot) -> bool:
+    """Whether the job does not run because a pod is absent or has not started, as while capacity is missing.
+
+    Programs give up waiting for it: torch by default after 10 minutes with NCCL and 30 with gloo.
+    """
+    absent = bool(s.missing) or any(pod.phase == "Pending" for pod in s.current.values())
+    return absent and s.memory.phase != RUNNING
 
 
 def _has_run(s: Snapshot) -> bool:

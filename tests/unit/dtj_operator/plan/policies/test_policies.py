@@ -34,6 +34,11 @@ param = pytest.param
 TWO = job().replicas(2).running()
 CULPRIT = {"replica": 1, "rank": 1, "reason": "ExitCode", "exitCode": 3, "at": at(-1)}  # as pod 0 reports it
 NEW = job().replicas(2).was("Starting").having(pod(0), pod(1))
+NOT_ALL_CAME = (  # as torch 2.15 says it
+    "    return TCPStore(\ntorch.distributed.DistStoreError: "
+    "Timed out after 601 seconds waiting for clients. 1/2 clients joined."
+)
+TIMED_OUT = NEW.but(pod(0).crashed(at=NOW - 9, message=NOT_ALL_CAME), pod(1).unschedulable())
 NO_PROGRAM = (  # as containerd 1.6 with runc 1.1 says it
     "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create "
     'failed: unable to start container process: exec: "pyton": executable file not found in $PATH: unknown'
@@ -317,6 +322,16 @@ SAME_ERROR = TWO.but(pod(1).crashed(1, message="line 7\nKeyError: 'a'")).was(
         param(TWO.but(pod(1).crashed(137).disrupted()), UNCOUNTED, id="an eviction is not counted"),
         param(TWO.but(pod(1).running().deleting()), UNCOUNTED, id="a deleted pod is not counted"),
         param(TWO.without(1), UNCOUNTED, id="a vanished pod is not counted"),
+        param(TIMED_OUT, UNCOUNTED, id="a plain program that gave up waiting for a pod without a node"),
+        param(TIMED_OUT.without(1), UNCOUNTED, id="or for one that a quota refuses"),
+        param(TIMED_OUT.was("Recovering"), UNCOUNTED, id="likewise after a restart"),
+        param(TIMED_OUT.but(pod(1).running()), COUNTED, id="likewise, but all pods have started"),
+        param(TIMED_OUT.was("Running"), COUNTED, id="likewise of a job that trains without that pod"),
+        param(
+            TIMED_OUT.but(pod(0).crashed(at=NOW - 9, message="KeyError: 'a'")),
+            COUNTED,
+            id="an error of the program, while another pod has no node",
+        ),
         param(TWO.but(pod(1).refused("OutOfcpu")), COUNTED, id="a pod that its kubelet rejects is counted"),
         param(CRASHED.recovery(rules=[FREE_1]), UNCOUNTED, id="the user's rule comes first"),
         param(CRASHED.recovery(rules=[FAIL_3]), COUNTED, id="a rule about another code does not match"),
