@@ -6,10 +6,12 @@ bad accelerator fails the same job again and again. If a pod ends since its GPU 
 so many faults. An error of the program that happens on several nodes does not count.
 
     required    at first, of at most half of the nodes that a pod could run on, so that enough remain
-    preferred   once pods that avoid nodes were unschedulable for `avoidNodeWaitSeconds`
+    preferred   once pods that avoid nodes were unschedulable for `avoidNodeWaitSeconds`; if Kueue chooses the
+                nodes, always, because it knows nothing of the faults and would choose the same nodes again
 
-No node is avoided if the template sets nodeName: then no scheduler is involved, and the kubelet rejects a pod
-whose affinity excludes its own node.
+A node that no longer exists is not avoided: Karpenter adds no node for a pod that must avoid one. Nor is any
+node if the template sets nodeName: then no scheduler is involved, and the kubelet rejects a pod whose
+affinity excludes its own node.
 """
 
 from collections.abc import Iterable
@@ -19,7 +21,7 @@ from dtj_operator.model import times
 from dtj_operator.model.json import Json
 from dtj_operator.model.memory import SUSPENDED, FaultyNode
 from dtj_operator.model.views import PodView
-from dtj_operator.plan import blame
+from dtj_operator.plan import blame, queue
 from dtj_operator.plan.actions import AllowNodes, Fault, Restart, Verdict
 from dtj_operator.plan.policies.restart import MAX_REPLACED
 from dtj_operator.plan.snapshot import Snapshot
@@ -42,16 +44,16 @@ class Avoided:
 
 def avoided(s: Snapshot) -> Avoided:
     """The nodes that new pods avoid."""
-    known = {faulty.node: faulty for faulty in _recent(s)}
-    if not known or s.nodes is None or _is_pinned(s):
+    nodes = {} if s.nodes is None or _is_pinned(s) else s.nodes
+    known = {faulty.node: faulty for faulty in _recent(s) if faulty.node in nodes}
+    if not known:
         return Avoided()
     selector = (s.job.template["spec"].get("nodeSelector") or {}).items()
-    fitting = [
-        n for n in s.nodes.values() if n.ready and not n.unschedulable and selector <= n.labels.items()
-    ]
+    fitting = [n for n in nodes.values() if n.ready and not n.unschedulable and selector <= n.labels.items()]
     lost = [node for node in known if node in s.lost_nodes]
     bad = [node for node, faulty in known.items() if node not in lost and _is_bad(s, faulty)]
-    hard = [node for node in bad if s.recovery.avoid_node_wait_s][: len(fitting) // 2]
+    may_insist = s.recovery.avoid_node_wait_s and not queue.chooses_nodes(s)
+    hard = bad[: len(fitting) // 2] if may_insist else []
     required = [node for node in (*lost, *hard) if not known[node].preferred]
     return Avoided(
         required=tuple(required),

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from dtj_operator.model.views import AdmissionView, NodeView
 from dtj_operator.plan.actions import AllowNodes, CreatePod, DeletePod, Restart
 from dtj_operator.plan.planner import plan
 from dtj_operator.plan.policies import avoid
@@ -165,6 +166,10 @@ def test_node_set_by_the_template_is_not_reported_as_avoided() -> None:
     assert new_status(given.snapshot(), None)["avoidedNodes"] == [{"node": "n0", "faults": 2, "at": at(-60)}]
 
 
+def without(gone: str) -> dict[str, NodeView]:
+    return {name: view for name, view in cluster().items() if name != gone}
+
+
 BAD = (("n0", 2, 1), ("n1", 3, 2), ("n2", 2, 3), ("n3", 1, 4))
 FAULTY = SEEN.was("Running", **faulty(*BAD))
 CORDONED = cluster(node("n2", unschedulable=True), node("n3", unschedulable=True))
@@ -189,6 +194,7 @@ GPU = cluster(node("n0", labels={"gpu": "a"}), node("n1", labels={"gpu": "a"}), 
         param(FAULTY.seeing(nodes=None), [], id="no permission to read nodes"),
         param(FAULTY.seeing(now=NOW + 3598.5), ["n0"], id="not after an hour without faults"),
         param(FAULTY.pod_spec(nodeName="n0"), [], id="the template sets nodeName"),
+        param(FAULTY.seeing(nodes=without("n0")), ["n1"], id="half of three: one no longer exists"),
     ],
 )
 def test_avoided_nodes(given: JobBuilder, expected: list[str]) -> None:
@@ -282,6 +288,7 @@ RECOVERING = SEEN.was("Recovering", **JUST_LOST)
         param(SEEN.but(waiting(9)), False, id="old pods may still hold the capacity"),
         param(RECOVERING.but(waiting(60)), True, id="a lost node, of which the scheduler knows by now"),
         param(RECOVERING.but(waiting(59)), False, id="a lost node that the scheduler may take for ready"),
+        param(RECOVERING.seeing(nodes=without("n1")).but(waiting(10)), True, id="a lost node that is gone"),
         param(FAULTY.but(waiting(300)).was("Suspended"), False, id="suspended"),
     ],
 )
@@ -297,10 +304,36 @@ def test_clock_of_the_cluster_does_not_decide_when_avoidance_ends(ahead_s: float
     assert avoid.allow_nodes(FAULTY.but(behind.seen(unschedulable=NOW - 300)).snapshot()) is not None
 
 
-def test_without_a_wait_other_nodes_are_only_preferred() -> None:
-    found = avoid.avoided(FAULTY.recovery(avoidNodeWaitSeconds=0).snapshot())
+PLACED_BY_KUEUE = AdmissionView(cluster_queue="all", pod_set="main", chooses_nodes=True)
+
+
+def queued(given: JobBuilder) -> JobBuilder:
+    return given.in_queue(given.workload("Admitted", admission=PLACED_BY_KUEUE))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        param(FAULTY.recovery(avoidNodeWaitSeconds=0), id="no wait"),
+        param(queued(FAULTY), id="Kueue has chosen the nodes, and keeps to them"),
+    ],
+)
+def test_other_nodes_are_only_preferred(given: JobBuilder) -> None:
+    found = avoid.avoided(given.snapshot())
 
     assert (found.required, found.preferred) == ((), ("n0", "n1", "n2"))
+
+
+def test_lost_node_is_avoided_until_kueue_has_chosen_another_one() -> None:
+    assert avoid.avoided(queued(RECOVERING).snapshot()).required == ("n1",)
+
+
+def test_nodes_that_no_longer_exist_are_not_in_the_affinity_of_new_pods() -> None:
+    """Karpenter adds no node for a pod with such an affinity; as after the loss of a spot instance."""
+    given = RECOVERING.with_network().without(1).seeing(nodes=without("n1"))
+    (made,) = (a.body for a in plan(given.snapshot()).actions if isinstance(a, CreatePod))
+
+    assert "affinity" not in made["spec"]
 
 
 def test_unschedulable_pod_is_recreated_without_a_fault_and_the_faults_are_kept() -> None:
