@@ -40,7 +40,8 @@ _BLOCK = 1 << 18  # bytes that are sent between two signs of progress
 _COPIED = 200 << 10  # bytes of an object that kubectl apply can copy into an annotation of at most 256 KiB
 
 _NOT_FOUND = re.compile(re.escape(KIND) + r' "(?P<name>[^"]*)" not found')
-_LOG_LINE = re.compile(r"[EIW]\d{4} ")  # of the libraries in kubectl
+# Of the libraries in kubectl: a line, or a text of several, which are indented.
+_LOGGED = re.compile(r"^[EIW]\d{4} (?:[^\n]*=<\n(?:\t[^\n]*\n)*? >|[^\n]*)\n?", re.MULTILINE)
 # That of the kubectl of the Google Cloud CLI is upper case.
 _PREFIX = re.compile(r"\A[Ee]rror(?: from server \(BadRequest\))?: ")
 # The API server lists errors in lines; one says that rules were not checked because of the others.
@@ -105,9 +106,15 @@ _EXPLAINED = [
             "the cluster does not accept the login in the kubeconfig",
             "log in again; kubectl get pods must work",
         ),
+        (  # such as gke-gcloud-auth-plugin
+            r"getting credentials: exec: executable (?P<name>\S+) not found",
+            "kubectl cannot log in without the program {name}, which is not on the PATH",
+            "install {name}; kubectl get pods must work",
+        ),
         (  # by the program that gets a token, of a cloud or of single sign-on; without a network it fails too
-            r"getting credentials: (?P<why>.+)",
-            "kubectl cannot log in: {why}",
+            r"(?s)\A(?P<before>.*?)(?:Unable to connect to the server: )?"
+            r"getting credentials: (?P<why>[^\n]+)",
+            "kubectl cannot log in: {before}{why}",
             "log in again; kubectl get pods must work",
             UnreachableError,
         ),
@@ -374,7 +381,8 @@ class Kubectl:
         return self._error(stderr.decode(errors="replace").strip())
 
     def _error(self, said: str) -> ClientError:
-        said = "\n".join(line for line in said.splitlines() if not _LOG_LINE.match(line))
+        # A program that logs the user in is run several times, and says the same each time.
+        said = "\n".join(dict.fromkeys(_LOGGED.sub("", said).splitlines()))
         said = _ONLY_ONE.sub(": ", _NOT_CHECKED.sub("", said))
         if missing := _NOT_FOUND.search(said):
             return GoneError(

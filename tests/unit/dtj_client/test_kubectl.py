@@ -15,6 +15,10 @@ from dtj_client.errors import PATIENCE_S, ClientError, Patience, UnansweredError
 from dtj_client.kubectl import Kubectl, parse_indices, replicas_of
 
 JOB = {"metadata": {"name": "digits"}, "spec": {"replicas": 4}}
+UNHANDLED = (
+    'E1129 00:44:13.264581   19316 memcache.go:265] "Unhandled Error" err="couldn\'t get current server API '
+    'group list: Get \\"https://a/api?timeout=32s\\": getting credentials: exec: executable {}"'
+)
 
 
 def test_list_of_replicas() -> None:
@@ -231,6 +235,23 @@ def test_cluster_without_the_operator(said: str) -> None:
             "Unable to connect to the server: getting credentials: exec: executable aws failed",
             "kubectl cannot log in: exec: executable aws failed\n"
             "  fix: log in again; kubectl get pods must work",
+        ),
+        (  # kubectl asks five times for the APIs
+            5 * ("The session has expired. Run aws sso login.\n" + UNHANDLED.format("aws failed") + "\n")
+            + "The session has expired. Run aws sso login.\n"
+            + "Unable to connect to the server: getting credentials: exec: executable aws failed",
+            "kubectl cannot log in: The session has expired. Run aws sso login.\n"
+            "exec: executable aws failed\n  fix: log in again; kubectl get pods must work",
+        ),
+        (
+            'E1129 00:44:13.264581   19316 memcache.go:265] "Unhandled Error" err=<\n'
+            '\tcouldn\'t get current server API group list: Get "https://a/api": getting credentials: exec: '
+            "executable gke-gcloud-auth-plugin not found\n\t\n\tIt looks like ...\n >\n"
+            "Unable to connect to the server: getting credentials: exec: executable gke-gcloud-auth-plugin "
+            "not found\n\nIt looks like you are trying to use a client-go credential plugin that is not "
+            "installed.",
+            "kubectl cannot log in without the program gke-gcloud-auth-plugin, which is not on the PATH\n"
+            "  fix: install gke-gcloud-auth-plugin; kubectl get pods must work",
         ),
         (
             'Error from server (InternalError): error when creating "STDIN": Internal error occurred: failed '
