@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 an error or a failed job, 2 wrong usage, 3 the time of `wa
 
 import contextlib
 import errno
+import io
 import shutil
 import sys
 import time
@@ -40,7 +41,7 @@ from dtj_client.from_yaml import contents, decoded
 from dtj_client.job import FINAL, Job
 from dtj_client.kubectl import KIND, Json, Kubectl, parse_indices
 from dtj_client.progress import bar
-from dtj_client.report import at_stake, failures, pod_state
+from dtj_client.report import at_stake, condition, failures, plain, pod_state
 from dtj_client.template import available
 from dtj_client.top import table
 from dtj_client.trial import trial
@@ -52,6 +53,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # where the output goes to
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point of `kubectl-dtj`; never returns."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a log may have letters that the locale lacks
+            stream.reconfigure(errors="replace")
     try:
         code = dtj.main(argv, prog_name="kubectl dtj", standalone_mode=False)
     except ClientError as error:
@@ -324,9 +328,9 @@ def resume(kubectl: Kubectl, names: tuple[str, ...]) -> None:
     """Start the pods of suspended jobs."""
     for name in names:
         job = Job(name, kubectl)
-        _unfinished(job)
+        before = _unfinished(job)
         job.resume()
-        click.echo(f"{name}: resumed")
+        click.echo(f"{name}: {_how_it_was_resumed(before)}")
 
 
 @dtj.command()
@@ -383,6 +387,16 @@ def _unfinished(job: Job) -> Json:
     if phase in FINAL:
         raise ClientError(f"{job.name} has {phase.lower()}", "submit it again as a new job")
     return manifest
+
+
+def _how_it_was_resumed(before: Json) -> str:
+    """What a resumption did to a job; one that its queue holds has no pods either."""
+    if before["spec"].get("suspend"):
+        return "resumed"
+    held = condition(before.get("status") or {}, "Suspended")
+    if held.get("status") == "True" and held.get("reason") != "Suspended":
+        return f"is not suspended by a user: {plain(str(held.get('message')))}"
+    return "is not suspended"
 
 
 def _confirm(job: Job, yes: bool, verb: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypedDict, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from dtj_client.errors import ClientError, GoneError, Patience
 from dtj_client.events import of_kubelet
@@ -21,12 +22,30 @@ F = TypeVar("F", bound=Callable[..., Any])
 N = TypeVar("N", str, tuple[str, ...])
 
 
-def _job_names(context: click.Context, _argument: click.Parameter, typed: str) -> list[str]:
-    """The jobs that a name may become, for the completion of the shell."""
-    try:
-        return [name for name in (context.obj or Kubectl()).job_names() if name.startswith(typed)]
-    except ClientError:  # an error would be printed into the command line
-        return []
+_NO_NAME = "name the job; kubectl dtj get lists them"
+
+
+class JobName(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click only
+    """The name of a job, also as `submit -o name` and kubectl print it: distributedtrainingjob/digits."""
+
+    name = "NAME"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name alone; an empty one is that of a variable that a script has not set."""
+        name = str(value).rpartition("/")[2]
+        if not name:
+            raise click.UsageError(_NO_NAME, ctx)
+        return name
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """The jobs that a name may become."""
+        try:
+            found = (ctx.obj or Kubectl()).job_names()
+        except ClientError:  # an error would be printed into the command line
+            return []
+        return [CompletionItem(name) for name in found if name.startswith(incomplete)]
 
 
 _SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "": 1.0}
@@ -55,13 +74,13 @@ COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 def _named(_context: click.Context, _argument: click.Parameter, name: N) -> N:
     """The name or the names. Raises UsageError if there is none."""
     if not name:
-        raise click.UsageError("name the job; kubectl dtj get lists them")
+        raise click.UsageError(_NO_NAME)
     return name
 
 
-NAME = click.argument("name", required=False, metavar="NAME", callback=_named, shell_complete=_job_names)
-NAMES = click.argument("names", nargs=-1, metavar="NAME...", callback=_named, shell_complete=_job_names)
-OPTIONAL_NAME = click.argument("name", required=False, shell_complete=_job_names)  # see newest
+NAME = click.argument("name", type=JobName(), required=False, metavar="NAME", callback=_named)
+NAMES = click.argument("names", type=JobName(), nargs=-1, metavar="NAME...", callback=_named)
+OPTIONAL_NAME = click.argument("name", type=JobName(), required=False)  # see newest
 
 
 def newest(kubectl: Kubectl, name: str | None) -> str:

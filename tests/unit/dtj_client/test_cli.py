@@ -66,6 +66,8 @@ def test_windows_is_refused_with_what_to_do(
         (["logs", "digits", "-f", "--since", "5x"], "'5x' is not a duration"),
         (["delete"], "name the job; kubectl dtj get lists them"),
         (["stop"], "name the job; kubectl dtj get lists them"),
+        (["delete", "a", ""], "name the job; kubectl dtj get lists them"),
+        (["wait", ""], "name the job; kubectl dtj get lists them"),  # not the newest one: as $JOB, not set
     ],
 )
 def test_wrong_usage(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
@@ -166,6 +168,49 @@ def test_verb_that_only_reads_takes_the_newest_job(
     assert shown.out == ("report of b\n" if created else "")
 
 
+@pytest.mark.parametrize("kind", ["distributedtrainingjob", "distributedtrainingjobs.dtj.dev", "dtj"])
+def test_job_is_named_as_kubectl_and_submit_print_it(
+    kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Job, "report", lambda job: f"report of {job.name}")
+    assert run("status", f"{kind}/digits") == 0
+    assert capsys.readouterr().out == "report of digits\n"
+
+
+def test_letters_that_the_locale_lacks_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1"))
+    monkeypatch.setattr(Job, "report", lambda _job: "caf\u00e9 \u2588\u2588")
+    assert run("status", "digits") == 0
+    sys.stdout.flush()
+    assert written.getvalue() == b"caf\xe9 ??\n"
+
+
+QUEUED = {"type": "Suspended", "status": "True", "reason": "Queued", "message": "the job waits in queue a"}
+
+
+@pytest.mark.parametrize(
+    ("suspend", "conditions", "said"),
+    [
+        (True, [], "resumed"),
+        (False, [], "is not suspended"),
+        (False, [QUEUED], "is not suspended by a user: the job waits in queue a"),
+    ],
+)
+def test_job_that_is_held_by_its_queue_is_not_called_resumed(
+    suspend: bool,
+    conditions: list[Json],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Job, "resume", lambda _job: None)
+    job = {"spec": {"suspend": suspend}, "status": {"conditions": conditions}}
+    monkeypatch.setattr(Job, "manifest", job)
+    assert run("resume", "digits") == 0
+    assert capsys.readouterr().out == f"digits: {said}\n"
+
+
 @pytest.mark.parametrize("words", [("suspend",), ("resume",), ("scale", "4")])
 def test_job_that_has_finished_is_not_steered(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -188,7 +233,8 @@ def test_several_jobs_are_changed_until_one_cannot_be(
         if job.name == "lost":
             raise GoneError("there is no job lost in this namespace")
 
-    monkeypatch.setattr(Job, "manifest", {"spec": {}, "status": {"phase": "Running", "step": "7/9"}})
+    job = {"spec": {"suspend": verb == "resume"}, "status": {"phase": "Running", "step": "7/9"}}
+    monkeypatch.setattr(Job, "manifest", job)
     monkeypatch.setattr(Job, verb, change)
     yes = ["--yes"] if verb == "delete" else []
     assert run(verb, *yes, "digits", "text", "lost", "last") == 1
