@@ -41,12 +41,14 @@ UNBLOCKED = frozenset(("Starting", "Suspended", QUEUED, "Evicted", "Deactivated"
 
 Found = tuple[str, bool, str, str]  # type, status, reason, message
 
+# What to do. Of an existing job neither containers nor volumes nor pull secrets can be changed: see the CRD.
 _FIXES = {
-    "Unschedulable": "add or free the missing resources, or request less in the template, or with --cpu, "
-    "--memory and --gpus of kubectl dtj submit",
+    "Unschedulable": "add or free the missing resources, or delete the job and create it with smaller "
+    "requests (--cpu, --memory and --gpus of kubectl dtj submit)",
     GANGS_OFF: "switch on the feature gate GenericWorkload of kube-scheduler, in Kubernetes 1.36 also "
     "GangScheduling",
-    "ImagePullFailed": "correct the image name, or set imagePullSecrets that can pull it",
+    "ImagePullFailed": "push the image if the registry lacks it (the kubelet tries again), or delete the job "
+    "and create it with the right image or imagePullSecrets",
 }
 # Words of the scheduler that name what no capacity would solve, each with what to do; the first one counts.
 _MISPLACED = (
@@ -73,7 +75,8 @@ _UNCREATED = (
     # Our default if the template does not set it; many images with torch run as root.
     (
         "runAsNonRoot",
-        "set runAsUser (such as 1000) or runAsNonRoot: false in spec.template.spec.securityContext",
+        "delete the job and create it with runAsUser (such as 1000) or runAsNonRoot: false in "
+        "spec.template.spec.securityContext (--user of kubectl dtj submit)",
     ),
     (
         r'(secret|configmap) "\S+" not found|find key .* in (Secret|ConfigMap)',

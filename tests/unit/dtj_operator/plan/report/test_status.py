@@ -175,7 +175,7 @@ def test_pod_that_waits_for_a_secret_is_reported_within_seconds(
     [
         (
             "1 node(s) had untolerated taint(s), 2 Insufficient nvidia.com/gpu.",
-            "request less in the template, or with --cpu, --memory and --gpus of kubectl dtj submit",
+            "delete the job and create it with smaller requests (--cpu, --memory and --gpus of kubectl dtj ",
         ),
         (
             'persistentvolumeclaim "runs" not found. not found',
@@ -274,7 +274,7 @@ def test_job_that_is_starting_says_what_its_pods_wait_for(given: JobBuilder, wai
     [
         (
             "container has runAsNonRoot and image will run as root",
-            "set runAsUser (such as 1000) or runAsNonRoot",
+            "delete the job and create it with runAsUser (such as 1000) or runAsNonRoot",
         ),
         ('secret "token" not found', "create what is missing"),
         ("couldn't find key a in ConfigMap ns/b", "create what is missing"),
@@ -286,6 +286,16 @@ def test_container_that_cannot_be_created_is_reported_with_the_fix(refused: str,
 
     said = f"container trainer of pod digits-0: CreateContainerConfigError: {refused}; {fix}"
     assert message.startswith(said)
+
+
+def test_image_that_cannot_be_pulled_is_reported_with_what_the_api_server_lets_one_do() -> None:
+    """Neither the image nor the pull secrets of a job can be changed, also while it is suspended."""
+    given = TWO.having(pod(0).waiting("ErrImagePull", "manifest unknown"), pod(1))
+    message = status_of(given)["conditions"][0]["message"]
+
+    said, fix = message.split("; ")
+    assert said.endswith("ErrImagePull: manifest unknown")
+    assert fix.endswith("delete the job and create it with the right image or imagePullSecrets")
 
 
 @pytest.mark.parametrize(
