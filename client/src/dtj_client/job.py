@@ -13,7 +13,7 @@ from typing import TypeVar
 from dtj_client import view
 from dtj_client.errors import ClientError, ForbiddenError, GoneError, Patience, UnansweredError
 from dtj_client.events import Event, of_api, of_kubelet
-from dtj_client.kubectl import KIND, Json, Kubectl, container_of, index_of, replicas_of
+from dtj_client.kubectl import KIND, Json, Kubectl, container_of, index_of, phase_of, replicas_of
 from dtj_client.logs import MOST_FOLLOWED, Line, follow_job, of_ranks, snapshot
 from dtj_client.plot import draw
 from dtj_client.progress import Progress, ignore
@@ -271,7 +271,7 @@ class Job:
 
     def running_pods(self) -> int:
         """Return how many pods have not ended."""
-        return sum(not _has_ended(pod) for pod in self.kubectl.pods(self.name))
+        return sum(phase_of(pod) not in FINAL for pod in self.kubectl.pods(self.name))
 
     def delete(self) -> None:
         """Delete the job with its pods and their logs; checkpoints stay."""
@@ -306,7 +306,3 @@ class Job:
             fix = f"kubectl dtj delete {name}; or kubectl dtj resume {name}, which starts it again"
             said = f"{error.message}; job {self.name} is suspended and was not deleted"
             raise type(error)(said, fix) from error
-
-
-def _has_ended(pod: Json) -> bool:
-    return (pod.get("status") or {}).get("phase") in FINAL

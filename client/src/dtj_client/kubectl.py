@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from dtj_client.stderr import heard
 Json = dict[str, Any]
 GROUP, VERSION = "dtj.dev", "v1alpha1"
 KIND = f"distributedtrainingjobs.{GROUP}"
-JOB_LABEL = "dtj.dev/job-name"
 TRAINER = "trainer"
 _OF_THIS_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE)  # for one more process, such as in a notebook's pod
@@ -342,7 +341,7 @@ class Kubectl:
 
     def pods(self, name: str) -> list[Json]:
         """Return the pods of a job, by index."""
-        found = {index_of(pod, name): pod for pod in self.labelled("pods", f"{JOB_LABEL}={name}")}
+        found = {index_of(pod, name): pod for pod in self.labelled("pods", selector(name))}
         return [pod for index, pod in sorted(found.items()) if index >= 0]
 
     def labelled(self, kind: str, selector: str) -> list[Json]:
@@ -404,6 +403,17 @@ class Kubectl:
         return (
             f"did you mean {' or '.join(near)}?" if near else f"kubectl dtj get{self.chosen} lists the jobs"
         )
+
+
+def selector(job: str, replicas: Collection[int] | None = None) -> str:
+    """What selects the pods of a job; None: of all its replicas."""
+    chosen = "" if replicas is None else f",dtj.dev/replica-index in ({','.join(map(str, sorted(replicas)))})"
+    return f"dtj.dev/job-name={job}{chosen}"
+
+
+def phase_of(pod: Json) -> str:
+    """Phase of a pod; empty if the API server has none yet."""
+    return str((pod.get("status") or {}).get("phase") or "")
 
 
 def index_of(pod: Json, job: str) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from dtj_client.errors import ClientError, ForbiddenError, Patience, SilentNodeError, UnreachableError
-from dtj_client.kubectl import JOB_LABEL, Json, Kubectl, index_of
+from dtj_client.kubectl import Json, Kubectl, index_of, phase_of, selector
 from dtj_client.progress import Progress, ignore
 from dtj_client.report import failed_init
 
@@ -96,11 +96,9 @@ def snapshot(
     unanswered: list[UnreachableError] = []
 
     def read(pod: Json) -> list[Line]:
-        init, index = failed_init(pod), index_of(pod, job)
-        chosen = [f"--container={init}"] if init else []  # the last one counts
-        named = [Line("", index, f"log of init container {init}:")] if init else []
+        index, named, of_init = index_of(pod, job), *_of_init(pod, job)
         try:
-            said = kubectl.run("logs", pod["metadata"]["name"], "--timestamps", *flags, *chosen)
+            said = kubectl.run("logs", pod["metadata"]["name"], "--timestamps", *flags, *of_init)
         except ClientError as error:
             if _is_about_all(error):
                 raise
@@ -117,6 +115,19 @@ def snapshot(
     if unanswered and len(unanswered) == len(pods):
         raise unanswered[0]
     return merge(found)
+
+
+def _of_init(pod: Json, job: str) -> tuple[list[Line], list[str]]:
+    """Of a pod with an init container that failed: the line above its log, and the option that chooses it."""
+    if not (init := failed_init(pod)):
+        return [], []
+    # Of two options --container the last one counts.
+    return [Line("", index_of(pod, job), f"log of init container {init}:")], [f"--container={init}"]
+
+
+def _has_exit_code(pod: Json) -> bool:
+    containers = (pod.get("status") or {}).get("containerStatuses") or ()
+    return any("terminated" in (each.get("state") or {}) for each in containers)
 
 
 def _is_about_all(error: ClientError) -> bool:
@@ -195,11 +206,12 @@ class _Following:
                 with patience.forgiving():
                     over = self.finished()
                     over_since = (over_since or time.monotonic()) if over else None
-                    pods = list(self._pods())
-                    self._first = {uid for _, uid, _ in pods} if self._first is None else self._first
+                    pods = self._pods()
+                    if self._first is None:
+                        self._first = {pod["metadata"]["uid"] for pod in pods}
                     if over_since and time.monotonic() >= over_since + STAYS_S:
                         self._leave(pods)
-                    begun = [self._begin(*pod, over=over) for pod in pods]
+                    begun = [self._begin(pod, over=over) for pod in pods]
                     if over and not self._read and not any(begun):
                         break
                 is_complete = len(self._read) >= len(self.replicas)
@@ -209,51 +221,46 @@ class _Following:
             self.lines.put(error)
         self.lines.put(None)
 
-    def _pods(self) -> Iterator[tuple[int, str, str]]:
-        """Yield index, uid and phase of each pod that has begun; a deleted one has the phase Deleted.
+    def _pods(self) -> list[Json]:
+        """The pods that have begun.
 
-        A pod that ends soon after its init containers can be Pending and have an exit code.
+        One that ends soon after its init containers can be Pending and have an exit code.
         """
-        code = "{.status.containerStatuses[*].state.terminated.exitCode}"
-        fields = "{.metadata.name} {.metadata.uid} {.status.phase},{.metadata.deletionTimestamp} " + code
-        fields = f'{{range .items[*]}}{fields}{{"\\n"}}{{end}}'
-        words = ("get", "pods", f"--selector={JOB_LABEL}={self.job}", "-o", f"jsonpath={fields}")
-        for line in self.kubectl.run(*words).splitlines():
-            name, uid, state, *codes = f"{line} ".split(" ")
-            phase, _, deleted = state.partition(",")
-            index = name.removeprefix(f"{self.job}-")
-            if not index.isdecimal():
-                continue
-            is_new = self.with_new and int(index) < MOST_FOLLOWED
-            chosen = is_new or int(index) in self.replicas
-            if chosen and (phase not in ("", "Pending") or any(codes)):
-                yield int(index), uid, "Deleted" if deleted and phase not in _ENDED else phase
+        followed = {*self.replicas, *(range(MOST_FOLLOWED) if self.with_new else ())}
+        found = self.kubectl.labelled("pods", selector(self.job, followed))
+        return [
+            pod
+            for pod in found
+            if index_of(pod, self.job) >= 0 and (phase_of(pod) not in ("", "Pending") or _has_exit_code(pod))
+        ]
 
-    def _begin(self, index: int, uid: str, phase: str, *, over: bool) -> bool:
+    def _begin(self, pod: Json, *, over: bool) -> bool:
         """Read a pod's log in a thread, unless it was read; return whether it was not."""
+        uid = pod["metadata"]["uid"]
         if uid in self._read or not self._left.setdefault(uid, TRIES):
             return False
         self._read.add(uid)
-        is_last = over or phase in _ENDED
-        threading.Thread(target=self._keep, args=(index, uid, is_last), daemon=True).start()
+        is_last = over or phase_of(pod) in _ENDED
+        threading.Thread(target=self._keep, args=(pod, uid, is_last), daemon=True).start()
         return True
 
-    def _leave(self, pods: Iterable[tuple[int, str, str]]) -> None:
+    def _leave(self, pods: Iterable[Json]) -> None:
         """Follow the pods no longer that run on after the end of the job: with cleanPodPolicy None."""
-        for _, uid, phase in pods:
-            if phase == "Running" and uid not in self._stays:
+        for pod in pods:
+            uid, is_deleted = pod["metadata"]["uid"], "deletionTimestamp" in pod["metadata"]
+            if phase_of(pod) == "Running" and not is_deleted and uid not in self._stays:
                 self._stays.add(uid)
                 if process := self._processes.get(uid):
                     process.kill()
 
-    def _keep(self, index: int, uid: str, is_last: bool) -> None:
+    def _keep(self, pod: Json, uid: str, is_last: bool) -> None:
         """Read a pod's log once."""
         try:
-            error = self._pod(f"{self.job}-{index}", index, uid)
+            error = self._pod(pod, uid)
             if is_last:
                 self._left[uid] = 0 if error is None else self._left[uid] - 1
             if isinstance(error, SilentNodeError) or (error and not self._left[uid]):
-                self._say_why(uid, index, error)
+                self._say_why(uid, index_of(pod, self.job), error)
             if not is_last or error:
                 self._is_over.wait(NEXT_POD_S)  # before it is read on
         except Exception as error:  # noqa: BLE001 - as above
@@ -267,17 +274,24 @@ class _Following:
             for line in _no_log(index, error):
                 self.lines.put(line)
 
-    def _pod(self, pod: str, index: int, uid: str) -> ClientError | None:
+    def _pod(self, pod: Json, uid: str) -> ClientError | None:
         """Follow a pod until its log or the connection ends; return what kubectl complains about.
 
         A pod that stays is read, not followed.
         """
-        flags, after = self.flags, self._newest.get(uid, "")
+        index, named, of_init = index_of(pod, self.job), *_of_init(pod, self.job)
+        flags, after = [*self.flags, *of_init], self._newest.get(uid, "")
         if after or uid not in (self._first or ()):
             flags = [each for each in flags if not each.startswith("--tail")]
         if after:  # in whole seconds: some lines come again
             flags = [f"--since-time={after}", *(each for each in flags if not each.startswith("--since"))]
-        words = ("logs", pod, "--timestamps", *([] if uid in self._stays else ["--follow"]), *flags)
+        words = (
+            "logs",
+            pod["metadata"]["name"],
+            "--timestamps",
+            *([] if uid in self._stays else ["--follow"]),
+            *flags,
+        )
         with self.kubectl.start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert process.stdout is not None
             assert process.stderr is not None
@@ -288,6 +302,8 @@ class _Following:
             lines = io.TextIOWrapper(process.stdout, encoding="utf-8", errors="replace", newline="\n")
             for line in parse(index, lines):
                 if line.at > after:
+                    for each in () if uid in self._newest else named:
+                        self.lines.put(each)
                     self._newest[uid] = line.at
                     self.lines.put(line)
             said = process.stderr.read()

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from dtj_client.errors import ClientError, ForbiddenError, UnreachableError
-from dtj_client.kubectl import Json
+from dtj_client.kubectl import Json, phase_of
 
 AGENT_PORT = 29400
 AT_ONCE = 8  # pods that are asked at the same time
@@ -34,8 +34,8 @@ def stacks(
 
     def answer(pod: Json) -> list[str]:
         name = pod["metadata"]["name"]
-        if pod.get("status", {}).get("phase") != "Running":
-            return [f"{name} is {pod.get('status', {}).get('phase', 'Pending')}: its ranks do not run"]
+        if (phase := phase_of(pod)) != "Running":
+            return [f"{name} is {phase or 'Pending'}: its ranks do not run"]
         try:
             return parts(ask(name, str(_trainer(pod)["name"])), ranks)
         except (ForbiddenError, UnreachableError):  # as of any other pod

@@ -148,7 +148,7 @@ class Unlucky(Kubectl):
     def run(self, *words: str, given: str | None = None) -> str:
         if self.program == "list":
             raise RuntimeError("can't start new thread")
-        return "digits-0 uid Running \n"
+        return '{"items": [{"metadata": {"name": "digits-0", "uid": "a"}, "status": {"phase": "Running"}}]}'
 
     def start(self, *words: str, **how: Any) -> Any:
         raise RuntimeError("can't start new thread")

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from urllib.parse import quote
 
 from dtj_client.errors import ClientError
-from dtj_client.kubectl import JOB_LABEL, Json, Kubectl
+from dtj_client.kubectl import Json, Kubectl, selector
 from dtj_client.readings import Reading, of_lines
 from dtj_client.ui.agent import Agent
 from dtj_client.ui.curves import StepTimes
@@ -32,7 +32,7 @@ class Feed:
         core = f"/api/v1/namespaces/{namespace}"
         self.used = time.monotonic()
         self._kubectl, self._job = kubectl, job
-        self._pods = Watch(kubectl, f"{core}/pods", f"labelSelector={quote(f'{JOB_LABEL}={name}')}")
+        self._pods = Watch(kubectl, f"{core}/pods", f"labelSelector={quote(selector(name))}")
         about = f"involvedObject.uid={job['metadata']['uid']}"
         self._events = Watch(kubectl, f"{core}/events", f"fieldSelector={quote(about)}")
         self._agent = Agent(kubectl, f"{name}-0")

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from itertools import count
 
 from dtj_client import logs
-from dtj_client.kubectl import JOB_LABEL, Json, Kubectl, container_of
+from dtj_client.kubectl import Json, Kubectl, container_of, selector
 from dtj_client.logs import Line
 
 KEPT = 5000  # lines
@@ -40,10 +40,9 @@ class Log:
     def __init__(self, kubectl: Kubectl, job: Json, replicas: Collection[int], *, first: int) -> None:
         name = job["metadata"]["name"]
         self.id = str(next(_IDS))
-        chosen = f"dtj.dev/replica-index in ({','.join(map(str, replicas))})"
         self._kubectl, self._job, self._first = kubectl, name, first
         self._container = container_of(job)
-        self._selector = f"{JOB_LABEL}={name},{chosen}"
+        self._selector = selector(name, replicas)
         self._lines: deque[tuple[int, Line]] = deque(maxlen=KEPT)
         self._number = 0
         self._newest: dict[int, str] = {}  # time of the last line of each replica
