@@ -42,7 +42,7 @@ from dtj_client.job import FINAL, Job
 from dtj_client.kubectl import KIND, Json, Kubectl, parse_indices
 from dtj_client.progress import bar
 from dtj_client.report import at_stake, condition, failures, plain, pod_state
-from dtj_client.template import available
+from dtj_client.template import available, find
 from dtj_client.top import table
 from dtj_client.trial import trial
 
@@ -130,19 +130,21 @@ def top(kubectl: Kubectl, every: float) -> None:
 @click.option(
     "--image", default="", metavar="IMAGE", help="Image of these pods. [default: the trainer image]"
 )
+@click.option("--template", metavar="NAME", help="Start them as submit --template would, without its GPUs.")
 @for_kubectl
 @click.pass_obj
-def doctor(kubectl: Kubectl, tries: bool, image: str) -> int:
+def doctor(kubectl: Kubectl, tries: bool, image: str, template: str | None) -> int:
     """Check the cluster, your rights, GPUs, names, network, queues: a line each, with how to fix it."""
-    if image and not tries:
-        raise click.UsageError("--image goes with --try")
+    if (image or template) and not tries:
+        raise click.UsageError("--image and --template go with --try")
+    part = find(kubectl, template).job if template else None
     # The trial answers what only it can find out.
     bad = _print(each for each in examine(kubectl) if not (tries and each.fix == TRY))
     if tries and bad:
         click.echo("no pods were started: fix what is BAD first", err=True)
     elif tries:
         click.echo("starting pods; this takes as long as nodes need to fetch the image", err=True)
-        bad = _print(trial(kubectl, image))
+        bad = _print(trial(kubectl, image, part))
     return int(bad)
 
 

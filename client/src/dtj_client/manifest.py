@@ -162,7 +162,7 @@ def job(request: Request, *, with_code: bool, template: Json | None = None) -> J
     made: Json = merge(template or {}, asked(request, with_code=with_code, template=template))
     made["spec"].setdefault("replicas", 1)
     _check_length(request.name, made["spec"])
-    trainer = next(c for c in made["spec"]["template"]["spec"]["containers"] if c["name"] == "trainer")
+    trainer = trainer_of(made)
     trainer.pop("args", None)  # of the template: they belong to another command
     if request.user is not None and (own := trainer.get("securityContext")):  # it wins over the pod's
         trainer["securityContext"] = {key: own[key] for key in own if key not in _USER}
@@ -194,6 +194,12 @@ def job(request: Request, *, with_code: bool, template: Json | None = None) -> J
             each["env"] = [other for other in trainer["env"] if other["name"] != PATH]
             each.update({"envFrom": trainer["envFrom"]} if trainer.get("envFrom") else {})
     return made
+
+
+def trainer_of(job: Json) -> Json:
+    """The container that runs the program, in a job that this package makes."""
+    found: Json = next(c for c in job["spec"]["template"]["spec"]["containers"] if c["name"] == "trainer")
+    return found
 
 
 def _check_length(name: str, spec: Json) -> None:

@@ -4,7 +4,6 @@ import contextlib
 import json
 import secrets
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,15 +15,10 @@ from dtj_client.errors import ClientError, ExistsError, GoneError, UnansweredErr
 from dtj_client.from_yaml import contents, decoded, objects
 from dtj_client.kubectl import GROUP, KIND, VERSION, Json, Kubectl
 from dtj_client.manifest import owned_by
-from dtj_client.report import condition
 
 SUBMISSION = "dtj.dev/submission"  # annotation
 POLL_S = 1.0
-KEPT_S = 300  # a temporary job that has failed: long enough to read why
 TRIES = 60  # to create the code while that of a deleted job is there
-# In so many polls in a row with this reason it is clear that no pod of a temporary job will start. The
-# kubelet fetches an image again after ten seconds.
-_REFUSED = {"PodRejected": 3, "QuotaExceeded": 10, "NameConflict": 3, "ImagePullFailed": 12}
 
 
 def create(kubectl: Kubectl, job: Json, code: Json | None = None) -> Json:
@@ -120,31 +114,6 @@ def _is_left_behind(kubectl: Kubectl, code: Json) -> bool:
         each["kind"] == owner["kind"] and each["name"] == owner["name"] and each["uid"] != owner["uid"]
         for each in owners
     )
-
-
-@contextlib.contextmanager
-def temporary(kubectl: Kubectl, job: Json) -> Iterator[str]:
-    """Create a job, yield its name, and delete it at the end; the operator does, if this process cannot."""
-    job["spec"]["ttlSecondsAfterFinished"] = KEPT_S
-    name = str(create(kubectl, job)["metadata"]["name"])
-    try:
-        yield name
-    finally:
-        with contextlib.suppress(GoneError):
-            kubectl.delete(KIND, name)
-
-
-class Obstacle:
-    """For how many polls in a row the operator has named the same obstacle to a temporary job."""
-
-    def __init__(self) -> None:
-        self._reason, self._polls = "", 0
-
-    def is_final(self, status: Json) -> bool:
-        """Whether its pods will not start by waiting; call it once a poll."""
-        reason = condition(status, "PodsReady").get("reason", "")
-        self._reason, self._polls = reason, self._polls + 1 if reason == self._reason else 1
-        return status.get("phase") == "Failed" or self._polls >= _REFUSED.get(reason, sys.maxsize)
 
 
 @contextlib.contextmanager

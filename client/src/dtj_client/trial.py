@@ -7,29 +7,36 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dtj_client import manifest, submission
+from dtj_client import manifest
 from dtj_client.doctor import Finding, Result
 from dtj_client.errors import ForbiddenError
-from dtj_client.kubectl import Json, Kubectl
+from dtj_client.kubectl import Json, Kubectl, phase_of
 from dtj_client.report import pod_state
+from dtj_client.temporary import Obstacle, place_beside, temporary
 
 POLL_S = 1.0
 POLLS = 300  # pods may have to fetch their image first
 POLLS_WITHOUT_POD = 15  # then the operator's message says why there is none, such as a quota
-# Asked for only if a quota demands it; half of the memory is at /dev/shm, which should not look small.
+# Asked for only if a quota or a template does; half of the memory is at /dev/shm: it should not look small.
 AMOUNTS = {"cpu": "100m", "memory": "2Gi"}
 SMALL_SHM = 1 << 30  # bytes; PyTorch's DataLoader workers pass their batches through /dev/shm
 
 
 def trial(
-    kubectl: Kubectl, image: str = "", sleep: Callable[[float], None] = time.sleep
+    kubectl: Kubectl,
+    image: str = "",
+    template: Json | None = None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Generator[Finding, None, None]:
     """Yield what the pods found; their jobs are deleted at the end. Raises ClientError.
 
-    image   empty: the trainer image for CPUs
+    image     empty: as in the template, else the trainer image
+    template  on whose nodes they run, and as whose user, but without its accelerators; see template.py
     """
-    amounts = _demanded(kubectl)
-    with submission.temporary(kubectl, _probe(image, amounts, replicas=2)) as members:
+    request = manifest.Request(name=manifest.new_name("doctor"), command=["python3"], image=image)
+    like = manifest.job(request, with_code=False, template=template)
+    amounts = _demanded(kubectl, manifest.trainer_of(like))
+    with temporary(kubectl, _probe(like, amounts, replicas=2)) as members:
         pods, said = _answers(kubectl, members, 2, sleep)
         if len(said) < 2:
             yield _nothing(kubectl, members, pods)
@@ -41,8 +48,8 @@ def trial(
         if not said[1].get("connected"):  # so a pod that cannot connect either proves nothing
             yield Finding(Result.UNKNOWN, "network policies: unknown until the pods of a job are connected")
             return
-        outsider = _probe(image, amounts, str(pods[0]["status"]["podIP"]), replicas=1)
-        with submission.temporary(kubectl, outsider) as outside:
+        outsider = _probe(like, amounts, str(pods[0]["status"]["podIP"]), replicas=1)
+        with temporary(kubectl, outsider) as outside:
             pods, said = _answers(kubectl, outside, 1, sleep)
             yield isolation(said[0]) if said else _nothing(kubectl, outside, pods)
 
@@ -85,30 +92,33 @@ def isolation(said: Mapping[str, Any]) -> Finding:
     return Finding(Result.BAD, "network policies: not enforced, a pod outside the job connected to it", fix)
 
 
-def _demanded(kubectl: Kubectl) -> dict[str, str]:
-    """What each pod must ask for, because a quota of the namespace counts it."""
+def _demanded(kubectl: Kubectl, trainer: Json) -> dict[str, str]:
+    """What each pod must ask for: the template does, or a quota of the namespace counts it."""
     try:
         quotas = kubectl.items("resourcequotas")
     except ForbiddenError:  # a quota that refuses the pods is then found as any other obstacle
-        return {}
-    hard = [(each.get("spec") or {}).get("hard") or {} for each in quotas]
-    counted = {name.removeprefix("requests.").removeprefix("limits.") for names in hard for name in names}
+        quotas = []
+    named = [(each.get("spec") or {}).get("hard") or {} for each in quotas]
+    named += [given or {} for given in (trainer.get("resources") or {}).values()]
+    counted = {name.removeprefix("requests.").removeprefix("limits.") for names in named for name in names}
     return {name: amount for name, amount in AMOUNTS.items() if name in counted}
 
 
-def _probe(image: str, amounts: Mapping[str, str], *arguments: str, replicas: int) -> Json:
-    """A job that runs the probe."""
+def _probe(like: Json, amounts: Mapping[str, str], *arguments: str, replicas: int) -> Json:
+    """A job that runs the probe, where the pods of another one may run."""
     source = Path(__file__).with_name("pod_probe.py").read_text()
     command = ["python3", "-c", source, *arguments]
     request = manifest.Request(
         name=manifest.new_name("doctor"),
         command=command,
         replicas=replicas,
-        image=image,
+        image=manifest.trainer_of(like)["image"],
         cpu=amounts.get("cpu", ""),
         memory=amounts.get("memory", ""),
     )
-    return manifest.job(request, with_code=False)
+    probe = manifest.job(request, with_code=False)
+    place_beside(like, probe)
+    return probe
 
 
 def _answers(
@@ -116,11 +126,11 @@ def _answers(
 ) -> tuple[list[Json], list[Json]]:
     """The pods, and what they have said; nothing if not all of them are done in time, or none was created."""
     pods: list[Json] = []
-    obstacle = submission.Obstacle()
+    obstacle = Obstacle()
     for poll in range(POLLS):
         pods = kubectl.pods(job)
-        if len(pods) == count and all(pod.get("status", {}).get("phase") == "Running" for pod in pods):
-            said = [_said(kubectl.run("logs", pod["metadata"]["name"])) for pod in pods]
+        if len(pods) == count and all(phase_of(pod) == "Running" for pod in pods):
+            said = [_said(kubectl.run("logs", pod["metadata"]["name"], "-c", "trainer")) for pod in pods]
             if all(each.get("done") for each in said):
                 return pods, said
         status = _status(kubectl, job)

@@ -9,23 +9,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dtj_client import manifest, submission
+from dtj_client import manifest
 from dtj_client.errors import ClientError
 from dtj_client.kubectl import Json, Kubectl
 from dtj_client.manifest import InClaim
 from dtj_client.progress import Progress, ignore
 from dtj_client.report import pod_state
+from dtj_client.temporary import Obstacle, place_beside, temporary
 
 POLL_S = 1.0
 POLLS = 300  # the pod may have to fetch its image first
 _FOLDER = "/claim"  # where the pod mounts it
 _FIX = "name a claim that the pods may write to; or build an image with the code: --image and --no-code"
 _WAITS = "import time; time.sleep(3600)"  # then the job ends and is deleted, if this process could not do it
-# Of the job's pods: what may decide where a pod can run, with which user and account, and whether it may.
-_KEPT = (
-    *("affinity", "imagePullSecrets", "nodeSelector", "priorityClassName", "runtimeClassName"),
-    *("schedulerName", "securityContext", "serviceAccountName", "tolerations"),
-)
 _SMALL = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
 
 
@@ -44,7 +40,7 @@ def upload(
     source = Path(__file__).with_name("pod_upload.py").read_text()
     digest = hashlib.sha256(data).hexdigest()
     _check(kubectl, place.claim)
-    with submission.temporary(kubectl, _writer(job, place.claim)) as writer:
+    with temporary(kubectl, _writer(job, place.claim)) as writer:
         pod = _started(kubectl, writer, place.claim, sleep)
         target = f"{_FOLDER}/{place.path}"
         words = ("exec", "-i", pod, "-c", "trainer", "--", "python3", "-c", source, target, digest)
@@ -69,8 +65,7 @@ def _check(kubectl: Kubectl, claim: str) -> None:
 
 def _writer(job: Json, claim: str) -> Json:
     """A job of one pod that mounts the claim, where a pod of the given job may run."""
-    pod = job["spec"]["template"]["spec"]
-    trainer = next(each for each in pod["containers"] if each["name"] == "trainer")
+    trainer = manifest.trainer_of(job)
     request = manifest.Request(
         name=manifest.new_name("copy-code"),
         command=["python3", "-c", _WAITS],
@@ -83,24 +78,11 @@ def _writer(job: Json, claim: str) -> Json:
     if policy := (job["spec"].get("checkpoint") or {}).get("fsGroupPolicy"):
         mounted["fsGroupPolicy"] = policy
     writer["spec"]["checkpoint"] = mounted
-    writes = writer["spec"]["template"]["spec"]
-    writes |= {key: pod[key] for key in _KEPT if key in pod} | {"terminationGracePeriodSeconds": 1}
-    if "securityContext" in trainer:
-        writes["containers"][0]["securityContext"] = trainer["securityContext"]
+    place_beside(job, writer)
+    writer["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 1
     if resources := _small(trainer.get("resources") or {}):
-        writes["containers"][0]["resources"] = resources
-    writer["metadata"] |= _marks(job)
-    writer["spec"]["template"]["metadata"] = _marks(job["spec"]["template"])
+        manifest.trainer_of(writer)["resources"] = resources
     return writer
-
-
-def _marks(given: Json) -> Json:
-    """Labels and annotations, which a policy of the cluster may demand; not that of a queue to wait in."""
-    found = {kind: (given.get("metadata") or {}).get(kind) or {} for kind in ("labels", "annotations")}
-    return {
-        kind: {name: value for name, value in marks.items() if name != manifest.QUEUE_LABEL}
-        for kind, marks in found.items()
-    }
 
 
 def _small(resources: Json) -> Json:
@@ -114,7 +96,7 @@ def _small(resources: Json) -> Json:
 
 def _started(kubectl: Kubectl, job: str, claim: str, sleep: Callable[[float], None]) -> str:
     """The name of the pod once it runs."""
-    state, obstacle = "no pod was created", submission.Obstacle()
+    state, obstacle = "no pod was created", Obstacle()
     for _ in range(POLLS):
         for pod in kubectl.pods(job):
             state = pod_state(pod)

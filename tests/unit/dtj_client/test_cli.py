@@ -66,6 +66,7 @@ def test_windows_is_refused_with_what_to_do(
         (["logs", "digits", "-f", "--since", "5x"], "'5x' is not a duration"),
         (["delete"], "name the job; kubectl dtj get lists them"),
         (["stop"], "name the job; kubectl dtj get lists them"),
+        (["doctor", "--template", "h100"], "--image and --template go with --try"),
         (["delete", "a", ""], "name the job; kubectl dtj get lists them"),
         (["wait", ""], "name the job; kubectl dtj get lists them"),  # not the newest one: as $JOB, not set
     ],
@@ -460,7 +461,7 @@ def test_live_table_outlasts_a_cluster_that_gives_no_answer(
 def test_doctor_that_tries_does_not_advise_to_try(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def trial(_kubectl: Kubectl, _image: str) -> Iterator[Finding]:
+    def trial(_kubectl: Kubectl, _image: str, _template: Json | None) -> Iterator[Finding]:
         yield Finding(Result.GOOD, "tried")
 
     def examine(_kubectl: Kubectl) -> Iterator[Finding]:

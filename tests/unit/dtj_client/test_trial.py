@@ -81,6 +81,25 @@ def test_pods_ask_for_what_a_quota_demands() -> None:
     found.close()
 
 
+def test_pods_run_where_those_of_a_template_do_without_its_gpus() -> None:
+    trainer = {"name": "trainer", "image": "me/train:1", "securityContext": {"runAsUser": 7}}
+    trainer["resources"] = {"limits": {"memory": "512Gi", "nvidia.com/gpu": 8}}
+    pod = {"nodeSelector": {"gpu": "h100"}, "imagePullSecrets": [{"name": "a"}], "containers": [trainer]}
+    labels = {"team": "a", "kueue.x-k8s.io/queue-name": "b"}
+    template = {"metadata": {"labels": labels}, "spec": {"replicas": 16, "template": {"spec": pod}}}
+    cluster = Cluster(MEMBERS)
+    found = trial(cluster, template=template, sleep=never)
+    next(found)
+    ((_, job),) = cluster.stored.items()
+    made = job["spec"]["template"]["spec"]
+    (container,) = made.pop("containers")
+    assert (job["metadata"]["labels"], job["spec"]["replicas"]) == ({"team": "a"}, 2)
+    assert made == {"nodeSelector": {"gpu": "h100"}, "imagePullSecrets": [{"name": "a"}]}
+    assert (container["image"], container["securityContext"]) == ("me/train:1", {"runAsUser": 7})
+    assert container["resources"] == {"limits": {"memory": "2Gi"}, "requests": {"memory": "2Gi"}}
+    found.close()
+
+
 def test_quotas_that_the_user_may_not_list_demand_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def items(self: Cluster, kind: str, *_options: str) -> list[Json]:
         raise self.error(f'{kind} is forbidden: User "u" cannot list resource "{kind}"'.encode())
