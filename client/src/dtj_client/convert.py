@@ -42,7 +42,7 @@ class Converted:
 def convert(text: str) -> list[Converted]:
     """Convert the PyTorchJobs, TrainJobs and Jobs of a file, or an sbatch script. Raises ClientError."""
     if re.search(r"^#SBATCH\s", text, re.MULTILINE):
-        script = slurm.parse(text)
+        script = slurm.parse(text.replace("\r\n", "\n"))
         return [_with_values_to_write(_finished(script.name, script.spec, script.notes, {}))]
     try:
         found: list[Json] = [
@@ -201,6 +201,9 @@ def _finished(name: str, spec: Json, notes: list[str], metadata: Json, *, of_pod
     elif any(re.search(r"torchrun|torch\.distributed|accelerate launch", str(word)) for word in words):
         notes.append("check the shell text: the operator sets what --nnodes, --node-rank and --rdzv-* say")
     notes += filter(None, [launchers.count_processes(spec, of_pods=of_pods)])
+    if (found := manifest.as_name(name)) != name:
+        notes.append(f"a job cannot have the name {name}: it is {found} here")
+        name = found
     job = {
         "apiVersion": "dtj.dev/v1alpha1",
         "kind": "DistributedTrainingJob",

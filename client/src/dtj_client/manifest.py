@@ -119,8 +119,13 @@ class Request:
 
 def new_name(program: str) -> str:
     """A name that is free, as far as four random digits can make sure."""
-    stem = re.sub(r"[^a-z0-9]+", "-", Path(program).stem.lower()).strip("-")[:40]
-    return f"{stem if stem[:1].isalpha() else 'job'}-{secrets.token_hex(2)}"
+    return f"{as_name(Path(program).stem[:40])}-{secrets.token_hex(2)}"
+
+
+def as_name(text: str) -> str:
+    """A text as a name that a job can have."""
+    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    return name if name[:1].isalpha() else f"job-{name}".rstrip("-")
 
 
 def code_name(job: str) -> str:

@@ -9,7 +9,7 @@ from itertools import chain, takewhile
 from dtj_client import accelerate, shell, torchrun, wrappers
 from dtj_client.amounts import GPU, limits_of
 from dtj_client.kubectl import Json
-from dtj_client.manifest import BY_THE_OPERATOR, about_secrets
+from dtj_client.manifest import BY_THE_OPERATOR, about_secrets, as_name
 
 _SHORT = {"J": "job-name", "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "t": "time", "G": "gpus"}
 _SHORT |= {"p": "partition", "A": "account", "q": "qos", "o": "output", "e": "error", "C": "constraint"}
@@ -107,8 +107,7 @@ def _options(text: str) -> dict[str, str]:
 def _sizes(options: dict[str, str], script: Script, container: Json) -> None:
     """Take out of the options what has a field."""
     if name := options.pop("job-name", ""):
-        found = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or script.name
-        script.name = found if found[0].isalpha() else f"job-{found}"
+        script.name = as_name(name)
     if re.fullmatch(r"gpu(:[a-zA-Z][\w.-]*)?", options.get("gres", "")):
         options["gres"] += ":1"
     if options.get("nodes", "").isdigit():

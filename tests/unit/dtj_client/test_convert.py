@@ -674,6 +674,12 @@ def test_job_of_a_workflow_in_a_queue_loses_its_owner() -> None:
     assert "left out: suspend: true: Kueue keeps the job waiting until it admits it" in found.notes
 
 
+def test_name_that_a_job_cannot_have_is_changed() -> None:
+    found = only(PYTORCHJOB.replace("name: mnist,", "name: mnist.v2,"))
+    assert found.job["metadata"]["name"] == "mnist-v2"
+    assert "a job cannot have the name mnist.v2: it is mnist-v2 here" in found.notes
+
+
 def test_image_whose_user_is_root_is_mentioned_unless_a_user_is_named() -> None:
     old = yaml.safe_load(PYTORCHJOB)
     pod = old["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
