@@ -162,7 +162,8 @@ def _say_what_it_waits_for(job: Job, has_begun: threading.Event) -> None:
     with contextlib.suppress(ClientError):
         while not has_begun.wait(WAIT_S):
             status = job.status
-            phase = ": ".join(each for each in (status.phase or "New", status.message) if each)
+            message = status.message if status.phase else "the operator has not seen this job yet"
+            phase = ": ".join(each for each in (status.phase or "New", message) if each)
             pods = job.kubectl.pods(job.name)
             states = ", ".join(f"{count} {state}" for state, count in Counter(map(pod_state, pods)).items())
             now = (phase, f"pods: {states}" if states else "", of_kubelet(job.kubectl, pods))

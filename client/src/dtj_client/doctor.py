@@ -9,7 +9,7 @@ from enum import StrEnum
 from dtj_client.amounts import accelerators, number
 from dtj_client.errors import ClientError
 from dtj_client.kubectl import GROUP, KIND, VERSION, Json, Kubectl
-from dtj_client.report import condition
+from dtj_client.report import OPERATOR, condition
 
 NEEDED = (
     *(("create", KIND), ("get", KIND), ("list", KIND), ("patch", KIND), ("delete", KIND)),
@@ -26,7 +26,6 @@ _OF_JOBS = re.compile(
     r"|requests\.[^/]+/.+"
 )
 _EXTENDED = re.compile(r"requests\.[^/]+/")  # such as requests.nvidia.com/gpu
-_PODS = "kubectl get pods -A -l app.kubernetes.io/name=dtj-operator"
 
 
 class Result(StrEnum):
@@ -116,7 +115,7 @@ def _operator(kubectl: Kubectl) -> Finding:
     ready = sum((each.get("status") or {}).get("readyReplicas", 0) for each in found)
     place = found[0]["metadata"]["namespace"]
     if not ready:
-        return Finding(Result.BAD, f"operator: no pod is ready in namespace {place}", f"see {_PODS}")
+        return Finding(Result.BAD, f"operator: no pod is ready in namespace {place}", f"see {OPERATOR}")
     return Finding(Result.GOOD, f"operator: {ready} pods are ready in namespace {place}")
 
 

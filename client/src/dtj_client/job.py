@@ -18,7 +18,7 @@ from dtj_client.logs import MOST_FOLLOWED, Line, follow_job, of_ranks, snapshot
 from dtj_client.plot import draw
 from dtj_client.progress import Progress, ignore
 from dtj_client.readings import of_lines
-from dtj_client.report import report
+from dtj_client.report import report, steps
 from dtj_client.stacks import check_ranks, question, replicas_with, stacks
 
 T = TypeVar("T")
@@ -175,7 +175,14 @@ class Job:
                 said = f"replicas {MOST_FOLLOWED} to {chosen[-1]} are not followed: --replica chooses others"
                 lines = chain([Line("", MOST_FOLLOWED, said)], lines)
         else:
-            pods = [pod for pod in self.kubectl.pods(self.name) if index_of(pod, self.name) in set(chosen)]
+            every = self.kubectl.pods(self.name)
+            pods = [pod for pod in every if index_of(pod, self.name) in set(chosen)]
+            if every and not pods:
+                index = ", ".join(map(str, chosen))
+                fix = f"kubectl dtj status {self.name}{self.kubectl.chosen} shows the others"
+                raise ClientError(
+                    f"there is no pod of replica {index} of job {self.name} at this moment", fix
+                )
             if not pods:
                 status = job.get("status") or {}
                 ran = status.get("startTime") or status.get("attempt")  # a suspension resets the first
@@ -229,9 +236,9 @@ class Job:
         ends = None if timeout is None else time.monotonic() + timeout
         found, patience = self._first(lambda: self.status, ends), Patience()
         while found.phase not in FINAL:
-            done, _, steps = found.step.partition("/")
-            if steps:
-                self.progress(int(done), int(steps))
+            done, total = steps(found.step)
+            if total:
+                self.progress(done, total)
             self._sleep(ends, f"{self.name}: {found.phase or 'not started'} after {timeout or 0:.0f} s")
             with patience.forgiving():
                 found = self.status

@@ -5,6 +5,7 @@ import difflib
 import errno
 import json
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -209,15 +210,18 @@ class Kubectl:
         return [found, *self.options, *words]
 
     @property
+    def _given(self) -> dict[str, str]:
+        """The options by name; the last one of a name counts."""
+        return dict(each.removeprefix("--").split("=", 1) for each in self.options)
+
+    @property
     def chosen(self) -> str:
         """The user's options, for a command that may be copied: " --namespace team"; or nothing."""
-        found = dict(each.removeprefix("--").split("=", 1) for each in self.options)
-        return "".join(f" --{name} {value}" for name, value in found.items())
+        return "".join(f" --{name} {shlex.quote(value)}" for name, value in self._given.items())
 
     def in_namespace(self, namespace: str) -> "Kubectl":
         """Return a kubectl for this namespace, unless it is empty or the user chose one."""
-        chosen = any(each.startswith("--namespace=") for each in self.options)
-        return self if chosen or not namespace else self.elsewhere(namespace)
+        return self if "namespace" in self._given or not namespace else self.elsewhere(namespace)
 
     def elsewhere(self, namespace: str) -> "Kubectl":
         """Return a kubectl for this namespace, whatever the user chose."""
@@ -295,9 +299,8 @@ class Kubectl:
 
     def namespace(self) -> str:
         """The chosen namespace; in a pod without a kubeconfig that of the pod, as for kubectl."""
-        given = [each.partition("=")[2] for each in self.options if each.startswith("--namespace=")]
-        if given:
-            return given[-1]
+        if given := self._given.get("namespace"):
+            return given
         try:
             field = "jsonpath={.contexts[0].context.namespace}"
             return self.run("config", "view", "--minify", "-o", field) or "default"
@@ -308,9 +311,8 @@ class Kubectl:
 
     def context(self) -> str:
         """The chosen context; empty if there is none, as within a cluster."""
-        given = [each.partition("=")[2] for each in self.options if each.startswith("--context=")]
         try:
-            return given[-1] if given else self.run("config", "current-context").strip()
+            return self._given.get("context") or self.run("config", "current-context").strip()
         except ClientError:
             return ""
 

@@ -125,9 +125,11 @@ def _of_init(pod: Json, job: str) -> tuple[list[Line], list[str]]:
     return [Line("", index_of(pod, job), f"log of init container {init}:")], [f"--container={init}"]
 
 
-def _has_exit_code(pod: Json) -> bool:
+def _has_begun(pod: Json) -> bool:
+    """Also a pod that ended soon after its init containers: it can be Pending and have an exit code."""
     containers = (pod.get("status") or {}).get("containerStatuses") or ()
-    return any("terminated" in (each.get("state") or {}) for each in containers)
+    has_ended = any("terminated" in (each.get("state") or {}) for each in containers)
+    return has_ended or phase_of(pod) not in ("", "Pending")
 
 
 def _is_about_all(error: ClientError) -> bool:
@@ -222,17 +224,10 @@ class _Following:
         self.lines.put(None)
 
     def _pods(self) -> list[Json]:
-        """The pods that have begun.
-
-        One that ends soon after its init containers can be Pending and have an exit code.
-        """
+        """The pods that have begun."""
         followed = {*self.replicas, *(range(MOST_FOLLOWED) if self.with_new else ())}
         found = self.kubectl.labelled("pods", selector(self.job, followed))
-        return [
-            pod
-            for pod in found
-            if index_of(pod, self.job) >= 0 and (phase_of(pod) not in ("", "Pending") or _has_exit_code(pod))
-        ]
+        return [pod for pod in found if index_of(pod, self.job) >= 0 and _has_begun(pod)]
 
     def _begin(self, pod: Json, *, over: bool) -> bool:
         """Read a pod's log in a thread, unless it was read; return whether it was not."""

@@ -28,7 +28,7 @@ _LONGEST_MESSAGE = 1000
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _PASSES = {"Recovering": "the operator is replacing what failed", "Terminating": "the job is being deleted"}
 _QUEUED = ("Queued", "Evicted")  # reasons of the condition Suspended that need no action of the user
-_OPERATOR = "kubectl get pods -A -l app.kubernetes.io/name=dtj-operator"
+OPERATOR = "kubectl get pods -A -l app.kubernetes.io/name=dtj-operator"
 
 
 def report(job: Json, pods: Sequence[Json], now: datetime, said: str = "", chosen: str = "") -> Iterator[str]:
@@ -237,11 +237,11 @@ def indented(message: str) -> Iterator[str]:
 def at_stake(job: Json) -> str:
     """What is lost with the pods of a job although it is asked to save; empty: nothing that one sees here."""
     status = job.get("status") or {}
-    steps = int((status.get("step") or "0").partition("/")[0])
-    if not steps and status.get("phase") != "Running":
+    done, _ = steps(status.get("step"))
+    if not done and status.get("phase") != "Running":
         return ""
     if not job["spec"].get("checkpoint"):
-        what = f"{steps} steps are" if steps else "work is"
+        what = f"{done} steps are" if done else "work is"
         return f"it has no spec.checkpoint: its {what} lost, unless the program saves elsewhere"
     if condition(status, "Healthy").get("reason") == "SaveFailed":
         return (
@@ -283,7 +283,7 @@ def advice(name: str, job: Json) -> str:
                 found = f"kubectl dtj stacks {name} shows what the ranks do"
             return found
         case None:
-            return f"if this lasts, check that the operator runs: {_OPERATOR}"
+            return f"if this lasts, check that the operator runs: {OPERATOR}"
     return f"kubectl dtj logs -f {name}"
 
 
@@ -305,6 +305,12 @@ def _advice_if_suspended(name: str, job: Json) -> str:
     if reason != "Suspended":
         return f"do what the message above says; kubectl dtj events {name} has the details"
     return "; ".join(filter(None, (f"kubectl dtj resume {name}", at_stake(job))))
+
+
+def steps(text: str | None) -> tuple[int, int]:
+    """Steps that are done, and of how many, in a status such as 120/2000; 0: it does not say it."""
+    done, _, total = str(text or "").partition("/")
+    return int(done) if done.isdecimal() else 0, int(total) if total.isdecimal() else 0
 
 
 def condition(status: Json, kind: str) -> Json:

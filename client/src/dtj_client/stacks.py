@@ -37,7 +37,7 @@ def stacks(
         if (phase := phase_of(pod)) != "Running":
             return [f"{name} is {phase or 'Pending'}: its ranks do not run"]
         try:
-            return parts(ask(name, str(_trainer(pod)["name"])), ranks)
+            said = ask(name, str(_trainer(pod)["name"]))
         except (ForbiddenError, UnreachableError):  # as of any other pod
             raise
         except ClientError as error:
@@ -46,10 +46,13 @@ def stacks(
                     f"{name} has no agent so far: run the program under dtj run, or ask again if it starts"
                 ]
             return [f"{name}: no stacks: {error.message.strip().splitlines()[-1]}"]
+        return parts(said, ranks) or [f"{name}: its agent has no such rank at this moment"]
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for found in pool.map(answer, chosen):
             yield from found
+    for rank in sorted(set(ranks or ()).difference(*map(ranks_of, chosen))):
+        yield f"rank {rank} has no pod at this moment"
 
 
 def parts(text: str, ranks: Collection[int] | None) -> list[str]:

@@ -304,13 +304,15 @@ def test_last_lines_are_what_kubectl_is_asked_for(
 def test_follow_says_what_it_waits_for_until_the_first_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    messages = iter(["0 of 2 pods are scheduled", "0 of 2 pods are scheduled", "pull access denied"])
+    messages = iter(["", "0 of 2 pods are scheduled", "0 of 2 pods are scheduled", "pull access denied"])
     shown = threading.Event()
 
     def job(_kubectl: Kubectl, _name: str) -> dict[str, object]:
         message = next(messages, None)
         if message is None:
             shown.set()
+        if message == "":  # no operator has seen it
+            return {}
         return {"status": {"phase": "Pending", "message": message or "pull access denied"}}
 
     def logs(_job: Job, **_options: object) -> Iterator[Line]:
@@ -325,8 +327,9 @@ def test_follow_says_what_it_waits_for_until_the_first_line(
     assert run("logs", "-f", "digits") == 1
     said = capsys.readouterr()
     assert said.out == "0| first\n"
-    assert said.err.splitlines()[:2] == [
-        "digits: Pending: 0 of 2 pods are scheduled; pods: 2 Pending",
+    assert said.err.splitlines()[:3] == [
+        "digits: New: the operator has not seen this job yet; pods: 2 Pending",
+        "digits: Pending: 0 of 2 pods are scheduled",
         "digits: Pending: pull access denied",
     ]
 
@@ -491,7 +494,7 @@ def test_script_with_a_comment_in_latin_1_is_converted(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "job.sh").write_bytes(
-        b"#!/bin/sh\r\n#SBATCH --nodes=2\r\n# gr\xfc\xdfe\r\nsrun python a.py\r\n"
+        b"#!/bin/sh\r\n#SBATCH --nodes=2\r\n# gr\xfc\xdfe\r\nsrun python \\\r\n  a.py\r\n"
     )
     assert run("convert", str(tmp_path / "job.sh")) == 0
     (job,) = yaml.safe_load_all(capsys.readouterr().out)

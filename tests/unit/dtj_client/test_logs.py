@@ -177,6 +177,20 @@ class WithoutPods(Kubectl):
         return []
 
 
+def test_replica_without_a_pod_is_named_not_the_job() -> None:
+    """As while its pod is replaced; the pods of the others are there."""
+    with pytest.raises(ClientError, match="there is no pod of replica 110, 111 of job digits at this moment"):
+        Job("digits", Larger()).logs(replicas={110, 111})
+
+
+class Larger(Large):
+    """Some of its pods are not there yet."""
+
+    def job(self, name: str) -> dict[str, Any]:
+        job = super().job(name)
+        return {**job, "spec": {**job["spec"], "replicas": 120}}
+
+
 @pytest.mark.parametrize(
     ("status", "said"),
     [

@@ -35,6 +35,15 @@ def test_each_rank_is_a_part_and_only_pods_with_wanted_ranks_are_asked() -> None
     assert asked == [("a-1", "trainer")]
 
 
+def test_rank_without_a_pod_or_a_process_is_named() -> None:
+    """As while its pod is replaced, or starts again."""
+    assert list(stacks([pod(0)], {1, 2, 3}, lambda *_: "")) == [
+        "a-0: its agent has no such rank at this moment",
+        "rank 2 has no pod at this moment",
+        "rank 3 has no pod at this moment",
+    ]
+
+
 def test_container_that_a_webhook_put_first_is_not_asked() -> None:
     found = pod(0)
     found["spec"]["containers"][1]["name"] = "pytorch"  # as a converted job may call it
