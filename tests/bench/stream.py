@@ -25,7 +25,7 @@ from dtj_operator import settings
 from dtj_operator.model import spec
 from dtj_operator.plan.children.env import PodContext
 from dtj_operator.plan.children.networking import network_policy, operator_peer, service
-from dtj_operator.plan.children.pod import pods
+from dtj_operator.plan.children.pod import pod_maker
 from tests.bench import fleet, report, rig
 from tests.bench.usage import usage
 from tests.integration.controlplane import ControlPlane
@@ -147,7 +147,7 @@ class Cluster:
             "conditions": [{"type": kind, "status": "True"} for kind in ("PodScheduled", "Ready")],
             "containerStatuses": [{"name": "trainer", "ready": True, "state": {"running": {}}}],
         }
-        (made,) = pods(parsed, PodContext(attempt=0, size=self.replicas, restarts_left=10), [0])
+        made = pod_maker(parsed, PodContext(attempt=0, size=self.replicas, restarts_left=10))(0)
         made["status"] = running
         made["metadata"] |= {"uid": "pod-JOB-INDEX", "namespace": NAMESPACE, "resourceVersion": "1"}
         made["metadata"]["labels"]["dtj.dev/replica-index"] = "INDEX"

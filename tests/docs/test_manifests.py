@@ -10,7 +10,7 @@ import yaml
 
 from dtj_operator.model import spec
 from dtj_operator.plan.children.env import PodContext
-from dtj_operator.plan.children.pod import pods
+from dtj_operator.plan.children.pod import pod_maker
 from tests.docs.blocks import all_blocks
 
 MANIFESTS = [
@@ -26,6 +26,6 @@ def test_manifest_is_valid(manifest: dict[str, Any]):
         manifest["metadata"] |= {"namespace": "default", "uid": "00000000-0000-0000-0000-000000000000"}
         job = spec.parse(manifest)
         assert job.error is None
-        (manifest,) = pods(job, PodContext(attempt=0, size=job.replicas, restarts_left=10), [0])
+        manifest = pod_maker(job, PodContext(attempt=0, size=job.replicas, restarts_left=10))(0)
 
     kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)

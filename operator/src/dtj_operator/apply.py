@@ -106,13 +106,15 @@ class Applier:
             refusal = next((result for result in results if isinstance(result, Refusal)), None)
             if refusal or False in results:
                 return Applied(refusal=refusal, blocked=refusal is None)
-            made = await self._create_pods(creates, uid, until)
+            made = await self._create_pods(key.namespace, creates, uid, until)
             kept = (result.refusal for result in results if isinstance(result, _Kept))
             return replace(made, refusal=made.refusal or next(kept, None))
         except Refused as error:
             return Applied(refusal=refusal_of(error))
 
-    async def _create_pods(self, creates: Sequence[CreatePod], uid: str, until: float) -> Applied:
+    async def _create_pods(
+        self, namespace: str, creates: Sequence[CreatePod], uid: str, until: float
+    ) -> Applied:
         """Start with one create in flight and allow one more after each success.
 
         So a used-up quota refuses one request, not all of them. If a create is refused or fails, those in
@@ -130,7 +132,7 @@ class Applier:
                 if action is None:
                     return
                 try:
-                    async with self._in_flight.hold(action.body["metadata"]["namespace"]):
+                    async with self._in_flight.hold(namespace):
                         result = await self._create_pod(action.body, uid)
                 except ApiError as error:
                     failures.append(error)

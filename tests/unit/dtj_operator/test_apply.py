@@ -61,6 +61,10 @@ def wanted(index: int = 0) -> Json:
     return {"metadata": {**meta, "labels": labels}, "spec": {}}
 
 
+def making(body: Json) -> CreatePod:
+    return CreatePod(lambda: body)
+
+
 def stored(body: Json, uid: str = "u", **meta: Any) -> Json:
     raw: Json = json.loads(json.dumps(body))
     return {**raw, "metadata": {**raw["metadata"], "uid": uid, "resourceVersion": "7", **meta}}
@@ -125,7 +129,7 @@ async def doing(*script: Handler) -> AsyncIterator[Doing]:
 
 async def test_created_pod_is_in_the_cache_before_its_watch_event() -> None:
     async with doing(says(stored(wanted()))) as do:
-        assert await do(CreatePod(wanted())) == Applied()
+        assert await do(making(wanted())) == Applied()
         assert [view.name for view in do.pods.of(KEY)] == ["digits-0"]
 
 
@@ -133,7 +137,7 @@ async def test_only_pods_are_created_with_strict_validation_because_only_they_ha
     None
 ):
     async with doing(says(stored(service(JOB))), says(stored(wanted()))) as do:
-        await do(Create(service(JOB)), CreatePod(wanted()))
+        await do(Create(service(JOB)), making(wanted()))
 
         queries = [query for _, _, query, _ in do.server.asked]
         assert queries == [{}, {"fieldValidation": "Strict"}]
@@ -142,7 +146,7 @@ async def test_only_pods_are_created_with_strict_validation_because_only_they_ha
 @pytest.mark.parametrize(
     ("actions", "answer"),
     [
-        param([CreatePod(wanted(index)) for index in range(9)], says(stored(wanted())), id="creates"),
+        param([making(wanted(index)) for index in range(9)], says(stored(wanted())), id="creates"),
         param([DeletePod(pod(index).pod) for index in range(99)], REMOVED, id="deletions"),
     ],
 )
@@ -160,7 +164,7 @@ async def test_calls_end_after_a_minute_and_the_next_reconcile_does_the_rest(
 
 async def test_used_up_quota_costs_one_request() -> None:
     async with doing(QUOTA) as do:
-        outcome = await do(*[CreatePod(wanted(index)) for index in range(100)])
+        outcome = await do(*[making(wanted(index)) for index in range(100)])
 
     assert (reason_of(outcome), len(do.server.asked)) == ("QuotaExceeded", 1)
 
@@ -182,7 +186,7 @@ async def test_creates_grow_in_parallel_and_a_slow_one_does_not_delay_the_rest()
 
     async with doing(*[answer] * 100) as do:
         async with asyncio.timeout(60):
-            assert await do(*[CreatePod(wanted(index)) for index in range(100)]) == Applied()
+            assert await do(*[making(wanted(index)) for index in range(100)]) == Applied()
 
     assert seen[1] == 1, "the first create is alone"
     assert max(seen) <= CALLS_IN_FLIGHT / 2
@@ -214,14 +218,14 @@ async def test_slow_webhook_of_a_namespace_delays_no_other_namespace() -> None:
 async def test_pod_that_may_have_been_created_is_unverified() -> None:
     async with doing(refuses(503, Retry_After="60")) as do:
         with pytest.raises(ApiError):
-            await do(CreatePod(wanted(0)))
+            await do(making(wanted(0)))
 
         assert do.pods.unverified.of(KEY) == ("digits-0",)
 
 
 async def test_creation_stops_at_a_refusal() -> None:
     async with doing(*[says(stored(wanted(), f"u{i}")) for i in range(2)], QUOTA) as do:
-        outcome = await do(*[CreatePod(wanted(index)) for index in range(3)])
+        outcome = await do(*[making(wanted(index)) for index in range(3)])
 
     assert len(do.server.asked) == 3
     assert outcome.refusal == Refusal(reason="QuotaExceeded", message="exceeded quota: small")
@@ -229,7 +233,7 @@ async def test_creation_stops_at_a_refusal() -> None:
 
 async def test_refused_deletion_is_reported_and_no_pod_is_created() -> None:
     async with doing(refuses(403, "Forbidden", "policy: pods stay")) as do:
-        outcome = await do(DeletePod(pod(0).pod), CreatePod(wanted(1)))
+        outcome = await do(DeletePod(pod(0).pod), making(wanted(1)))
 
     assert outcome.refusal == Refusal(reason="PodRejected", message="policy: pods stay")
     assert do.asked() == ["DELETE digits-0"]
@@ -244,7 +248,7 @@ async def test_refused_deletion_is_reported_and_no_pod_is_created() -> None:
 )
 async def test_new_pod_whose_labels_a_webhook_changed_is_deleted_and_reported(labels: Json) -> None:
     async with doing(says(stored(wanted(), labels=labels)), REMOVED) as do:
-        outcome = await do(CreatePod(wanted()))
+        outcome = await do(making(wanted()))
 
     refusal = outcome.refusal
     assert refusal is not None
@@ -256,7 +260,7 @@ async def test_new_pod_whose_labels_a_webhook_changed_is_deleted_and_reported(la
 async def test_unknown_priority_class_is_reported_with_the_fix() -> None:
     said = 'pods "digits-0" is forbidden: no PriorityClass with name urgent was found'
     async with doing(refuses(403, "Forbidden", said)) as do:
-        outcome = await do(CreatePod(wanted()))
+        outcome = await do(making(wanted()))
 
     refusal = outcome.refusal
     assert refusal is not None
@@ -283,7 +287,7 @@ async def test_unknown_priority_class_is_reported_with_the_fix() -> None:
 )
 async def test_pod_name_already_in_use(found: Json, blocked: bool, reason: str | None) -> None:
     async with doing(TAKEN, says(found)) as do:
-        outcome = await do(CreatePod(wanted()))
+        outcome = await do(making(wanted()))
 
     assert outcome.blocked == blocked
     assert reason_of(outcome) == reason
@@ -457,7 +461,7 @@ async def test_pods_are_created_beside_the_old_policy_if_its_change_is_refused(
     async with doing(INVALID, says(stored(wanted()))) as do:
         if known is not None:
             do.policies.observe(NETWORK_POLICY.source.decode(json.dumps(stored(policy, **known)).encode()))
-        outcome = await do(Create(policy), CreatePod(wanted()))
+        outcome = await do(Create(policy), making(wanted()))
 
     assert outcome.refusal is not None
     assert "Invalid value: 10.0.0.7" in outcome.refusal.message
@@ -468,7 +472,7 @@ async def test_refused_pod_is_reported_before_a_refused_change_of_the_policy() -
     policy = network_policy(JOB, ())
     async with doing(INVALID, QUOTA) as do:
         do.policies.observe(NETWORK_POLICY.source.decode(json.dumps(stored(policy)).encode()))
-        outcome = await do(Create(policy), CreatePod(wanted()))
+        outcome = await do(Create(policy), making(wanted()))
 
     assert reason_of(outcome) == "QuotaExceeded"
 
@@ -495,7 +499,7 @@ async def test_pod_waits_for_service_and_network_policy_which_do_not_wait_for_ea
         return await says(stored(await request.json()))(request)
 
     async with doing(create, create, says(stored(wanted()))) as do, asyncio.timeout(60):
-        await do(CreatePod(wanted()), Create(service(JOB)), Create(policy))
+        await do(making(wanted()), Create(service(JOB)), Create(policy))
 
     assert sorted(do.asked()[:2]) == ["POST networkpolicies", "POST services"]
     assert do.asked()[2:] == ["POST pods"]
@@ -527,7 +531,7 @@ async def test_own_deletion_of_a_service_triggers_no_reconcile() -> None:
 
 async def test_service_of_another_owner_prevents_pods() -> None:
     async with doing(TAKEN, says(foreign(service(JOB)))) as do:
-        outcome = await do(Create(service(JOB)), CreatePod(wanted()))
+        outcome = await do(Create(service(JOB)), making(wanted()))
 
     assert reason_of(outcome) == "NameConflict"
     assert do.asked() == ["POST services", "GET digits"], "nothing was deleted, no pod was created"
@@ -536,7 +540,7 @@ async def test_service_of_another_owner_prevents_pods() -> None:
 async def test_service_that_is_being_deleted_delays_pods() -> None:
     going = stored(service(JOB), deletionTimestamp="2026-01-01T00:00:00Z")
     async with doing(TAKEN, says(going), TAKEN) as do:
-        outcome = await do(Create(service(JOB)), CreatePod(wanted()))
+        outcome = await do(Create(service(JOB)), making(wanted()))
 
     assert outcome == Applied(blocked=True)
 
@@ -563,7 +567,7 @@ async def test_failure_is_raised_after_all_calls_have_ended() -> None:
     script = [says(stored(wanted(0), "u0")), refuses(418), late]
     async with doing(*script) as do:
         with pytest.raises(ApiError):
-            await do(*[CreatePod(wanted(index)) for index in range(3)])
+            await do(*[making(wanted(index)) for index in range(3)])
         assert slow.is_set()
         assert len(do.pods.of(KEY)) == 2
 
@@ -577,10 +581,10 @@ async def test_pod_that_loses_its_group_on_the_way_shows_that_its_namespace_has_
     older = [refuses(409), says(stored(wanted()))]  # created before PodGroups were served
     async with doing(says(stored(asked)), *older, says(stored(wanted()))) as do:
         for _ in range(2):
-            assert await do(CreatePod(asked)) == Applied()
+            assert await do(making(asked)) == Applied()
             assert not do.gangs.off(KEY.namespace)
 
-        assert await do(CreatePod(asked)) == Applied()
+        assert await do(making(asked)) == Applied()
         assert "GenericWorkload" in do.gangs.off(KEY.namespace)
         assert not do.gangs.off("other")
 
@@ -697,7 +701,7 @@ async def test_what_kueue_wrote_meanwhile_is_acted_on_although_the_watch_reports
 async def test_state_of_a_pod_that_exists_already_is_acted_on_although_the_watch_reports_it_late() -> None:
     """The answer to an earlier create was lost, and the pod may have failed since."""
     async with doing(TAKEN, says(stored(wanted()))) as do:
-        await do(CreatePod(wanted()))
+        await do(making(wanted()))
         (found,) = do.pods.of(KEY)
         do.pods.observe(found)  # the event of the watch says nothing new
 

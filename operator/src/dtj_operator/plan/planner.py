@@ -4,6 +4,7 @@ Verdicts come before actions: they are written to the status, and the next step 
 """
 
 from dataclasses import replace
+from functools import partial
 
 from dtj_operator.model import names
 from dtj_operator.model.children import Child, Refusal
@@ -24,7 +25,7 @@ from dtj_operator.plan.actions import (
 )
 from dtj_operator.plan.children.env import PodContext
 from dtj_operator.plan.children.networking import networking
-from dtj_operator.plan.children.pod import pods
+from dtj_operator.plan.children.pod import pod_maker
 from dtj_operator.plan.node_loss import force_delete_lost
 from dtj_operator.plan.policies import avoid, deadline, size, success, ttl
 from dtj_operator.plan.policies.cleanup import FAILED_GRACE_S, cleanup
@@ -149,10 +150,9 @@ def _converge(s: Snapshot) -> Decision:
     if gang.waits_for_terminating(s, group):
         return Decision(actions=retired, requeue_at=soonest(again, gang.preempting_until(s)))
     avoided = avoid.avoided(s)
-    bodies = pods(
+    make = pod_maker(
         s.job,
         _pod_context(s),
-        absent,
         avoid=avoided.required,
         avoid_if_possible=avoided.preferred,
         pod_group=group,
@@ -160,9 +160,8 @@ def _converge(s: Snapshot) -> Decision:
         awaits_node=queue.chooses_nodes(s),
     )
     first = _networking(s) + gang.actions(s)
-    return Decision(
-        actions=first + retired + tuple(map(CreatePod, bodies)), requeue_at=soonest(again, _revert_at(s))
-    )
+    creates = tuple(CreatePod(partial(make, index)) for index in absent)
+    return Decision(actions=first + retired + creates, requeue_at=soonest(again, _revert_at(s)))
 
 
 def _pod_context(s: Snapshot) -> PodContext:

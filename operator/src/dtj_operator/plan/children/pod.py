@@ -4,7 +4,8 @@ Everything else of the template passes through unchanged, including fields that 
 """
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from dtj_operator.model import names, quantity
 from dtj_operator.model.json import Json
@@ -19,18 +20,17 @@ _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 TRAINER_GROUP = 65532  # of the trainer image; makes the checkpoint volume writable for it
 
 
-def pods(
+def pod_maker(
     job: Job,
     context: PodContext,
-    indices: Iterable[int],
     *,
     avoid: Sequence[str] = (),
     avoid_if_possible: Sequence[str] = (),
     pod_group: str | None = None,
     admitted: PodSettings | None = None,
     awaits_node: bool = False,
-) -> list[Json]:
-    """The pods of these replicas, ready for the API server; they share all that does not differ between them.
+) -> Callable[[int], Json]:
+    """Return how to make the pod of a replica, ready for the API server; pods share what does not differ.
 
     avoid              names of nodes that they must not run on
     avoid_if_possible  names of nodes that they should not run on
@@ -73,7 +73,7 @@ def pods(
         _append(spec, "schedulingGates", {"name": names.TOPOLOGY_GATE})
     if pod_group is not None:
         spec["schedulingGroup"] = {"podGroupName": pod_group}
-    return [_of_replica(job, meta, spec, trainer, index) for index in indices]
+    return partial(_of_replica, job, meta, spec, trainer)
 
 
 def _of_replica(job: Job, meta: Json, spec: Json, trainer: Json, index: int) -> Json:

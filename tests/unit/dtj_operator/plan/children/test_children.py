@@ -15,7 +15,7 @@ from dtj_operator.plan.children.networking import (
     service,
     writer_of,
 )
-from dtj_operator.plan.children.pod import pods
+from dtj_operator.plan.children.pod import pod_maker
 from dtj_operator.plan.children.podgroup import pod_group
 from tests.support.builders import NAME, NAMESPACE, UID, JobBuilder, job
 
@@ -30,8 +30,7 @@ CHECKPOINTED = job().wants(checkpoint={"mountPath": "/ckpt", "volume": PVC})
 
 def built(builder: JobBuilder, index: int = 0, attempt: int = 0):
     made = builder.job()
-    (body,) = pods(made, PodContext(attempt=attempt, size=made.replicas, restarts_left=10), [index])
-    return body
+    return pod_maker(made, PodContext(attempt=attempt, size=made.replicas, restarts_left=10))(index)
 
 
 def trainer(builder: JobBuilder, index: int = 0, attempt: int = 0):
@@ -229,7 +228,7 @@ def test_wishes_for_the_scheduler_pass_through_beside_what_a_gang_and_a_domain_a
     }
     wanted = job().pod_spec(**given).wants(scheduling={"topology": {"key": "rack"}}).job()
     context = PodContext(attempt=0, size=2, restarts_left=10)
-    (made,) = pods(wanted, context, [0], pod_group="digits-0", admitted=PodSettings(), avoid=["n1"])
+    made = pod_maker(wanted, context, pod_group="digits-0", admitted=PodSettings(), avoid=["n1"])(0)
     assert given.items() <= made["spec"].items()
     assert {"schedulingGroup", "affinity"} <= made["spec"].keys()
     kubernetes_validate.validate(made, kubernetes_validate.latest_version(), strict=True)
@@ -506,9 +505,10 @@ def test_every_child_is_valid_kubernetes(version: str) -> None:
     builder = CHECKPOINTED.container(resources={"limits": limits}, env=[{"name": "A", "value": "b"}])
     made = builder.job()
     place = PodContext(attempt=0, size=1, restarts_left=1)
+    make = pod_maker(made, place, avoid=["node-1", "node-2"], avoid_if_possible=["node-3"])
     children = [
         built(builder),
-        *pods(made, place, [0, 1], avoid=["node-1", "node-2"], avoid_if_possible=["node-3"]),
+        *map(make, [0, 1]),
         service(builder.job()),
         network_policy(builder.job(), [OPERATOR]),
     ]
