@@ -19,11 +19,12 @@ from dtj_operator.model.views import (
     ConditionView,
     ContainerView,
     PodGroupView,
+    PodSetView,
     PodView,
     WorkloadView,
 )
 from dtj_operator.plan import queue
-from dtj_operator.plan.children.workload import workload_name
+from dtj_operator.plan.children.workload import asked_replicas, workload_name
 from dtj_operator.plan.snapshot import QueueFacts, Snapshot
 
 Json = dict[str, Any]
@@ -302,7 +303,9 @@ class JobBuilder:
             for kind in true
         )
         admission = AdmissionView(cluster_queue="all", pod_set="main") if "Admitted" in true else None
-        given = {"job": NAME, "owner_uid": UID, "conditions": conditions, "admission": admission, **fields}
+        asked = PodSetView(count=asked_replicas(made), spec=made.template["spec"])
+        known: Json = {"job": NAME, "owner_uid": UID, "conditions": conditions, "admission": admission}
+        given = {**known, "asked": asked, **fields}
         return WorkloadView(namespace=NAMESPACE, name=name, uid=f"uid-{name}", **given)
 
     def refused(self, reason: str, message: str = "no") -> Self:

@@ -7,7 +7,7 @@ from dtj_operator.kube.optional import Feature
 from dtj_operator.kube.wire import Meta, Wire, source
 from dtj_operator.model import names
 from dtj_operator.model.json import Json
-from dtj_operator.model.views import AdmissionView, ConditionView, PodSettings, WorkloadView
+from dtj_operator.model.views import AdmissionView, ConditionView, PodSettings, PodSetView, WorkloadView
 
 _WITHOUT = "remove the label to run the job without a queue"
 NOT_SERVED = (
@@ -35,8 +35,14 @@ class _Check(Wire):
     pod_set_updates: list[PodSettings] = []
 
 
+class _PodSet(Wire):
+    count: int = 1
+    template: msgspec.Raw = msgspec.Raw(b"{}")
+
+
 class _Spec(Wire):
     active: bool = True
+    pod_sets: list[_PodSet] = []
 
 
 class _Status(Wire):
@@ -58,10 +64,19 @@ def _view(workload: _Workload) -> WorkloadView:
     return WorkloadView(
         **meta.identity() | {"owner_uid": controller},
         active=workload.spec.active,
+        asked=None if controller else _asked(workload.spec),
         conditions=status.conditions,
         admission=None if status.admission is None else _admission(status.admission),
         updates=tuple(update for check in ready for update in check.pod_set_updates),
     )
+
+
+def _asked(spec: _Spec) -> PodSetView | None:
+    """As in `_admission`, the first set of pods counts."""
+    if not spec.pod_sets:
+        return None
+    pods = spec.pod_sets[0]
+    return PodSetView(count=pods.count, spec=_decode_template(pods.template).spec)
 
 
 def _admission(found: _Admission) -> AdmissionView | None:
@@ -78,6 +93,10 @@ def _admission(found: _Admission) -> AdmissionView | None:
     )
 
 
+class _Template(Wire):
+    spec: Json = {}
+
+
 class _FlavorSpec(Wire):
     node_labels: dict[str, str] = {}
     tolerations: list[dict[str, str | int]] = []
@@ -89,6 +108,7 @@ class _Flavor(Wire):
 
 WORKLOADS = source(_Workload, _view, what=names.WORKLOADS, path=paths.workloads, required=False)
 decode_workload = WORKLOADS.decode
+_decode_template = msgspec.json.Decoder(_Template).decode
 _decode_flavor = msgspec.json.Decoder(_Flavor).decode
 
 

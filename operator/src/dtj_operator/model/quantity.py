@@ -7,9 +7,9 @@ import re
 from decimal import Decimal
 
 # Not every exponent: to compute 1e999999999 takes minutes, in which the operator would do nothing else.
-_FORM = re.compile(r"([+-]?\d+(?:\.\d*)?|[+-]?\.\d+)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][+-]?\d{1,2})?")
+_FORM = re.compile(r"([+-]?\d+(?:\.\d*)?|[+-]?\.\d+)(n|u|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][+-]?\d{1,2})?")
 _LONGEST = 100  # characters
-_FACTORS = {"m": Decimal("0.001")}
+_FACTORS = {"n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3")}
 _FACTORS |= {suffix: Decimal(1000) ** n for n, suffix in enumerate("kMGTPE", start=1)}
 _FACTORS |= {f"{suffix}i": Decimal(1024) ** n for n, suffix in enumerate("KMGTPE", start=1)}
 

@@ -7,6 +7,7 @@ import msgspec
 
 from dtj_operator.model import times
 from dtj_operator.model.exit_report import NO_REPORT, ExitReport
+from dtj_operator.model.json import Json
 from dtj_operator.model.names import Key
 
 
@@ -155,10 +156,18 @@ class AdmissionView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     chooses_nodes: bool = False  # by topology: pods wait for it with a scheduling gate
 
 
+class PodSetView(msgspec.Struct, frozen=True, kw_only=True):
+    """The pods for which a Workload asks its queue."""
+
+    count: int
+    spec: Json  # of each pod
+
+
 class WorkloadView(ConditionedView, frozen=True, gc=False, kw_only=True):
     """A Workload of Kueue: what a job asks of its queue, and what it got. Any controller may own it."""
 
     active: bool = True
+    asked: PodSetView | None = None  # only known while it has no owner
     admission: AdmissionView | None = None
     updates: tuple[PodSettings, ...] = ()  # of the admission checks
 

@@ -20,6 +20,7 @@ from dtj_operator.model.json import Json
 from dtj_operator.model.memory import FINAL, SUCCEEDED, SUSPENDED
 from dtj_operator.model.spec import Job, Queue
 from dtj_operator.model.views import AdmissionView, ConditionView, PodSettings, WorkloadView
+from dtj_operator.plan import prebuilt
 from dtj_operator.plan.actions import Action, AdoptWorkload, Create, Delete, Suspend, UpdateWorkload
 from dtj_operator.plan.children.workload import priority_class, workload, workload_metadata, workload_name
 from dtj_operator.plan.snapshot import QueueFacts, Snapshot
@@ -94,6 +95,9 @@ def held(s: Snapshot) -> Suspend | None:
 def _not_admitted(job: Job, queue: Queue, known: WorkloadView) -> Suspend | None:
     """What the Workload says about why the job may not run; None: it may."""
     if not known.owner_uid:
+        if lacks := prebuilt.shortfall(job, known.asked):
+            fix = f"name another one in {names.PREBUILT_WORKLOAD}, or remove that"
+            return Suspend(INADMISSIBLE, f"Workload {known.name} {lacks}; {fix}")
         return Suspend(QUEUED, f"the job waits until it owns Workload {known.name}")
     evicted = known.if_true("Evicted")
     if not known.active:
@@ -146,7 +150,8 @@ def actions_while_suspended(s: Snapshot) -> tuple[Action, ...]:
         ready = not queue.workload and obstacle(s) is None
         return (*obsolete, *([Create(workload(s.job, queue, s.queue.priority))] if ready else ()))
     if not known.owner_uid:
-        return (*obsolete, AdoptWorkload(known, workload_metadata(s.job, known.name)))
+        fits = not prebuilt.shortfall(s.job, known.asked)
+        return (*obsolete, *([AdoptWorkload(known, workload_metadata(s.job, known.name))] if fits else ()))
     if known.admission is not None and not known.deleting and held(s) is not None and known.true("Evicted"):
         return (*obsolete, UpdateWorkload(known, released(s, known), releases=True))
     return obsolete
@@ -200,7 +205,8 @@ def obstacle(s: Snapshot) -> Refusal | None:
 
 def requeue_at(s: Snapshot) -> float | None:
     """When to look again for a Workload that another controller makes."""
-    waits = s.job.queue is not None and s.job.queue.workload and s.queue.current is None
+    known = s.queue.current
+    waits = s.job.queue is not None and s.job.queue.workload and (known is None or not known.owner_uid)
     return s.now + PREBUILT_POLL_S if waits and not s.queue.problem else None
 
 
@@ -258,9 +264,9 @@ def _own_settings(job: Job, queue: Queue, workload: str, admission: AdmissionVie
 def _ours(s: Snapshot, *, other_than: WorkloadView | None) -> Iterator[WorkloadView]:
     """Workloads that this job owns; never one that another controller has made for it."""
     kept = {other_than.name} if other_than is not None else set()
-    prebuilt = {s.job.queue.workload} if s.job.queue is not None else set()
+    named = {s.job.queue.workload} if s.job.queue is not None else set()
     for each in s.queue.workloads:
-        if each.owner_uid == s.job.uid and not each.deleting and each.name not in kept | prebuilt:
+        if each.owner_uid == s.job.uid and not each.deleting and each.name not in kept | named:
             yield each
 
 

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from dtj_operator.kube.workloads import NOT_SERVED, decode_flavor, decode_workload, kueue
-from dtj_operator.model.views import AdmissionView, PodSettings
+from dtj_operator.model.views import AdmissionView, PodSettings, PodSetView
 
 Json = dict[str, Any]
 
@@ -44,6 +44,15 @@ def test_workload_of_another_controller_has_its_owner() -> None:
     other = {"apiVersion": "batch/v1", "kind": "Job", "name": "a", "uid": "b", "controller": True}
     found = decoded(metadata={"name": "x", "uid": "u", "ownerReferences": [other]}, spec={"active": False})
     assert (found.owner_uid, found.job, found.active) == ("b", "", False)
+
+
+def test_what_a_workload_asks_for_is_known_while_it_has_no_owner() -> None:
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "a", "uid": "b", "controller": True}
+    sets = [{"name": "main", "count": 3, "template": {"spec": {"containers": []}}}]
+    free = decoded(spec={"podSets": sets})
+    owned = decoded(metadata={"name": "x", "uid": "u", "ownerReferences": [owner]}, spec={"podSets": sets})
+    assert (free.asked, owned.asked) == (PodSetView(count=3, spec={"containers": []}), None)
+    assert decoded(spec={}).asked is None
 
 
 def test_flavor_is_its_labels_and_tolerations() -> None:

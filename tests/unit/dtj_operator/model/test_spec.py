@@ -283,6 +283,8 @@ def test_a_job_that_another_controller_manages_is_not_ours(manager, ours) -> Non
     ("text", "number"),
     [
         ("500m", 0.5),
+        ("500000u", 0.5),
+        ("500000000n", 0.5),
         ("2", 2),
         (3, 3),
         ("2Gi", 2 * 1024**3),

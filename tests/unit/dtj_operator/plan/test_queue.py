@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from dtj_operator.model.json import Json
-from dtj_operator.model.views import AdmissionView, ConditionView, PodSettings, WorkloadView
+from dtj_operator.model.views import AdmissionView, ConditionView, PodSettings, PodSetView, WorkloadView
 from dtj_operator.plan.actions import (
     Action,
     AdoptWorkload,
@@ -402,6 +402,47 @@ def test_prebuilt_workload_is_adopted_and_never_deleted() -> None:
     ours = msgspec.structs.replace(found, owner_uid=UID)
     assert isinstance(plan(prebuilt.in_queue(ours).snapshot()).verdict, Resume)
     assert not actions(prebuilt.wants(suspend=True).in_queue(ours), Delete)
+
+
+GPUS = {"limits": {"nvidia.com/gpu": 8}, "requests": {"cpu": "500m"}}
+SIDECAR = {"name": "log", "restartPolicy": "Always", "resources": {"limits": {"cpu": "1"}}}
+
+
+@pytest.mark.parametrize(
+    ("count", "spec", "lacks"),
+    [
+        param(2, {}, "", id="as the job"),
+        param(3, {}, "", id="more pods"),
+        param(1, {}, "is for 1 of the 2 pods of the job", id="fewer pods"),
+        param(2, {"resources": {"requests": {"cpu": "0.5", "nvidia.com/gpu": "8", "memory": "1Gi"}}}, "",
+              id="what Kueue filled in"),
+        param(2, {"resources": {"limits": {"nvidia.com/gpu": 1}}},
+              "has less nvidia.com/gpu for container trainer than the job", id="fewer GPUs"),
+        param(2, {"resources": {"limits": {"nvidia.com/gpu": 8}}},
+              "has less cpu for container trainer than the job", id="no processor"),
+        param(2, {"resources": {"limits": {"nvidia.com/gpu": 8}, "requests": {"cpu": "1e999"}}},
+              "has less cpu for container trainer than the job", id="an amount that cannot be read"),
+        param(2, {"initContainers": [{**SIDECAR, "restartPolicy": None}]},
+              "has less cpu for container log than the job", id="a sidecar that only started"),
+        param(2, {"pod": {"limits": {"cpu": "1m"}}},
+              "has resources for a whole pod, which the template does not have", id="a limit of the pod"),
+        param(2, {"resourceClaims": [{"name": "gpu"}]}, "has other resourceClaims than the job", id="claims"),
+    ],
+)  # fmt: skip
+def test_prebuilt_workload_must_ask_for_what_the_job_uses(count: int, spec: Json, lacks: str) -> None:
+    """An orphaned Workload of a small job keeps its quota; a large job must not run on that."""
+    given = HELD.labelled(prebuilt_workload_name="made").container(resources=GPUS)
+    given = given.pod_spec(initContainers=[SIDECAR])
+    trainer = {"name": "trainer", "resources": spec.pop("resources", GPUS)}
+    pod = {"containers": [trainer], "initContainers": [SIDECAR], "resources": spec.pop("pod", None), **spec}
+    found = given.workload("Admitted", owner_uid="", asked=PodSetView(count=count, spec=pod))
+
+    waits = given.in_queue(found)
+    assert bool(actions(waits, AdoptWorkload)) == (not lacks)
+    assert plan(waits.snapshot()).requeue_at is not None
+    verdict = plan(waits.was("").snapshot()).verdict
+    assert isinstance(verdict, Suspend)
+    assert (verdict.reason == "Inadmissible", lacks in verdict.message) == (bool(lacks), True)
 
 
 def test_job_that_leaves_its_queue_runs_on_and_gives_the_quota_back() -> None:
