@@ -3,7 +3,7 @@
 Only the leader reconciles, so only the leader has jobs in its table.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
@@ -46,6 +46,7 @@ REASONS = frozenset(
     ("Exception", "ExitCode", "Signal", "OOMKilled", "Hang", "DeviceFault", "PeerLost", "Stopped")
 ) | {"NodeLost", "Evicted"}
 OTHER = "Other"
+MOST_RESOURCES = 8  # of a namespace: templates can name any number of them, without a pod that could run
 ENDS = (
     *((SUCCEEDED, reason) for reason in ("AllRanksSucceeded", "SuccessPolicy")),
     *(
@@ -77,6 +78,7 @@ class JobTable(Collector):
         self._jobs: dict[Key, _Job] = {}
         self._number: Counter[str] = Counter()  # of jobs, by namespace
         self._left: dict[str, None] = {}  # namespaces that no longer have jobs, in order
+        self._resources = defaultdict[str, set[str]](set)  # accelerators that have counters, by namespace
         self._lost = Newest[str, float](REMEMBERED)  # node -> when its loss was counted
 
     def saw(self, key: Key, s: Snapshot, status: Json) -> None:
@@ -86,7 +88,7 @@ class JobTable(Collector):
             known = self._jobs[key] = _Job(counted=_seconds(s.memory.goodput))
             self._number[key.namespace] += 1
             self._left.pop(key.namespace, None)
-            _begin_with_0(key.namespace, s.job.accelerators)
+            _begin_with_0(key.namespace, {self._resource(key.namespace, each) for each in s.job.accelerators})
         ready = condition(status, "PodsReady")
         blocked = ready.get("status") == "False" and ready["reason"] not in UNBLOCKED
         known.phase, known.blocked = status.get("phase", ""), ready["reason"] if blocked else ""
@@ -103,6 +105,7 @@ class JobTable(Collector):
         if len(self._left) > LEFT_NAMESPACES:
             first = next(iter(self._left))
             del self._left[first]
+            self._resources.pop(first, None)
             metrics.forget_namespace(first)
 
     def clear(self) -> None:
@@ -156,8 +159,16 @@ class JobTable(Collector):
             if more > 0:
                 known.counted[state] = seconds
                 for resource, number in s.job.accelerators.items():
-                    total = more * number * s.size
-                    metrics.ACCELERATOR_SECONDS.labels(key.namespace, resource, state).inc(total)
+                    total, name = more * number * s.size, self._resource(key.namespace, resource)
+                    metrics.ACCELERATOR_SECONDS.labels(key.namespace, name, state).inc(total)
+
+    def _resource(self, namespace: str, name: str) -> str:
+        """The label for an accelerator."""
+        known = self._resources[namespace]
+        if name not in known and len(known) >= MOST_RESOURCES:
+            return OTHER
+        known.add(name)
+        return name
 
 
 def _begin_with_0(namespace: str, resources: Iterable[str]) -> None:

@@ -90,7 +90,7 @@ RECOVERY = Histogram(
 ACCELERATOR_SECONDS = Counter(
     "dtj_accelerator_seconds_total",
     "Seconds of `status.goodput` times accelerators of the job: `productive`, `startup`, `lost`,"
-    " `recovering` or `queued`.",
+    " `recovering` or `queued`. The ninth kind of resource in a namespace is `Other`.",
     ["namespace", "resource", "state"],
 )
 _OF_NAMESPACES = (FINISHED, RESTARTS, FAULTS, ACCELERATOR_SECONDS)

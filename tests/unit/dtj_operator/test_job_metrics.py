@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from dtj_operator import metrics
-from dtj_operator.job_metrics import ENDS, ONE_LOSS_S, Added, JobTable, added
+from dtj_operator.job_metrics import ENDS, MOST_RESOURCES, ONE_LOSS_S, OTHER, Added, JobTable, added
 from dtj_operator.model.agent_status import Incident, Ledger
 from dtj_operator.model.names import Key
 from dtj_operator.model.views import ConditionView
@@ -241,6 +241,23 @@ def test_counters_of_a_namespace_begin_with_0():
     }
     labels = {"namespace": "fresh", "reason": "NodeLost"}
     assert REGISTRY.get_sample_value("dtj_faults_total", labels) == 0
+
+
+def test_templates_that_name_many_accelerators_add_few_series():
+    """Else one job could name thousands, and their counters would take the memory of the operator."""
+    limits = {f"vendor-{number}.example/gpu": 1 for number in range(100)}
+    scraped, wide = Scraped(), job().container(resources={"limits": limits}).was("Running")
+    scraped.wrote(Key("wide", "one"), wide, 10)
+    seconds = [
+        each.labels["resource"]
+        for family in REGISTRY.collect()
+        for each in family.samples
+        if each.name == "dtj_accelerator_seconds_total" and each.labels["namespace"] == "wide"
+    ]
+    assert len(set(seconds)) == MOST_RESOURCES + 1
+    labels = {"namespace": "wide", "resource": OTHER, "state": "productive"}
+    others = REGISTRY.get_sample_value("dtj_accelerator_seconds_total", labels)
+    assert others == 10 * (100 - MOST_RESOURCES)
 
 
 @pytest.mark.parametrize(
