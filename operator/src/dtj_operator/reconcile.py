@@ -14,7 +14,7 @@ from dtj_operator.engine.worker import TryLater
 from dtj_operator.gather import Gatherer
 from dtj_operator.kube.cache import PodCache
 from dtj_operator.kube.errors import ApiError, Conflict, NotFound, Refused
-from dtj_operator.kube.jobs import Jobs
+from dtj_operator.kube.jobs import Jobs, TooLargeError
 from dtj_operator.kube.recorder import Recorder
 from dtj_operator.model import names, private
 from dtj_operator.model.json import Json
@@ -76,6 +76,9 @@ class Reconciler:
             note = "a field of spec.template is nested too deeply to be read; remove it"
             self._warn(key, await self._jobs.uid(key), "TooDeep", note)
             raise
+        except TooLargeError as error:
+            self._warn(key, await self._jobs.uid(key), "TooLarge", str(error))
+            raise TryLater(str(error)) from None
 
     def _warn(self, key: Key, uid: str, reason: str, note: str) -> None:
         """Send an Event about a job whose status cannot say it."""

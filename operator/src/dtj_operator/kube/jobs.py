@@ -19,6 +19,9 @@ from dtj_operator.model.names import Key
 
 KEEP_S = 60.0
 MOST = 1000  # copies; a job has some kilobytes
+LARGEST_COPY = 64 * 1024  # bytes: a thousand larger ones would not fit into the memory of the operator
+# Bytes of a spec: as Python objects it takes sixty times as much, in each of the jobs that are worked on.
+LARGEST_SPEC = 256 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +30,10 @@ class _Copy:
 
     raw: bytes | None
     until: float
+
+
+class TooLargeError(Exception):
+    """The spec of a job has more than LARGEST_SPEC bytes."""
 
 
 class Jobs:
@@ -73,7 +80,7 @@ class Jobs:
         return [key for key, each in listed.items() if key not in newer and self.note(key, each)]
 
     async def read(self, key: Key) -> Json:
-        """Return the job; raises NotFound."""
+        """Return the job; raises NotFound or TooLargeError."""
         copy = self._copies.get(key)
         if copy is None or self._clock() >= copy.until:
             return await self._read(key)
@@ -104,12 +111,18 @@ class Jobs:
     async def _read(self, key: Key) -> Json:
         shown = self.shown.get(key)
         try:
-            return self._keep(key, await self._api.get(paths.job(key)))
+            raw = await self._api.get(paths.job(key))
         except NotFound:
             self._known.pop(key, None)
             if self.shown.get(key) == shown:  # else it was created since
                 self._put(key, None)
             raise
+        if (size := len(wire.decode_spec(raw))) > LARGEST_SPEC:
+            raise TooLargeError(
+                f"the spec has {size >> 10} KiB, but the operator reads at most {LARGEST_SPEC >> 10}: "
+                "move long texts into a ConfigMap that the pods mount"
+            )
+        return self._keep(key, raw)
 
     def _keep(self, key: Key, raw: bytes) -> Json:
         job = decode(raw)
@@ -122,6 +135,8 @@ class Jobs:
 
     def _put(self, key: Key, raw: bytes | None) -> None:
         self._copies.pop(key, None)
+        if raw is not None and len(raw) > LARGEST_COPY:
+            return
         now = self._clock()
         while self._copies and (len(self._copies) >= MOST or next(iter(self._copies.values())).until <= now):
             self._copies.popitem(last=False)

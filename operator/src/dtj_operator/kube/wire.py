@@ -162,6 +162,15 @@ class Named(Wire):
     metadata: Meta
 
 
+class _Specified(Wire):
+    spec: msgspec.Raw = msgspec.Raw()
+
+
+def decode_spec(raw: bytes) -> memoryview:
+    """Return the JSON of the spec of an object; empty if it has none."""
+    return memoryview(_decode_specified(raw).spec)
+
+
 def pruned(raw: bytes) -> bytes:
     """Replace by null whatever is nested deeper than DEEPEST levels.
 
@@ -195,6 +204,7 @@ def _at_any_depth(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
 
 
 decode_event = _at_any_depth(msgspec.json.Decoder(WatchEvent).decode)
+_decode_specified = msgspec.json.Decoder(_Specified).decode
 decode_failure = msgspec.json.Decoder(Failure).decode
 decode_named = _at_any_depth(msgspec.json.Decoder(Named).decode)
 decode_names = _at_any_depth(msgspec.json.Decoder(Page[Named]).decode)

@@ -10,7 +10,7 @@ from dtj_operator.kube import jobs
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.errors import ApiError, NotFound
-from dtj_operator.kube.jobs import Jobs
+from dtj_operator.kube.jobs import Jobs, TooLargeError
 from dtj_operator.model.names import Key
 from tests.unit.dtj_operator.kube.server import Handler, Json, lacks, refuses, says, serving
 
@@ -145,6 +145,25 @@ async def test_only_the_latest_jobs_are_kept(known: Known, monkeypatch: pytest.M
         known.script[:] = [says(job("7"))]
         await known.read(Key("ns", name))
     assert await known.reads("7")
+
+
+async def test_large_job_is_not_kept(known: Known) -> None:
+    large = {**job("7"), "status": {"message": "a" * jobs.LARGEST_COPY}}
+    for _ in range(2):
+        known.script[:] = [says(large)]
+        await known.read(KEY)
+        assert not known.script
+
+
+async def test_job_whose_spec_would_take_the_memory_of_the_operator_is_not_read(known: Known) -> None:
+    within, beyond = (
+        {**job("7"), "spec": {"a": "b" * (jobs.LARGEST_SPEC - len('{"a":""}') + more)}} for more in (-10, 1)
+    )
+    known.script[:] = [says(within)]
+    await known.read(KEY)
+    known.script[:] = [says(beyond)]
+    with pytest.raises(TooLargeError, match="the spec has 256 KiB, but the operator reads at most 256: move"):
+        await known.read(KEY)
 
 
 async def gone(known: Known, answer: Handler) -> bool:
