@@ -4,6 +4,8 @@ import json
 import selectors
 import socket
 import struct
+import threading
+import urllib.request
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from dtj.agent.coordinator.coordinator import MAX_IN_STATUS, Coordinator
 from dtj.agent.coordinator.membership import Membership
 from dtj.agent.coordinator.watch.hang import Watchdog
+from dtj.agent.report import status_server
 from dtj.agent.report.status import Status
 from dtj.agent.report.status_server import StatusServer, _HttpServer
 from dtj.agent.wire.outcome import Ending
@@ -71,3 +74,17 @@ def test_client_that_hangs_up_is_not_in_the_log(capsys: pytest.CaptureFixture[st
         client.close()
         server.process_request_thread(request, address)
     assert capsys.readouterr() == ("", "")
+
+
+def test_of_too_many_connections_the_oldest_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a stranger who opens connections and sends nothing would use up the processes of the pod."""
+    monkeypatch.setattr(status_server, "_MOST_OPEN", 2)
+    with _HttpServer("127.0.0.1", 0) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        silent = [socket.create_connection(("127.0.0.1", server.server_port), timeout=60) for _ in range(5)]
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/healthz", timeout=60) as answer:
+            assert answer.read() == b"ok\n"
+        assert [client.recv(1) for client in silent[:4]] == [b""] * 4
+        server.shutdown()
+        for client in silent:
+            client.close()

@@ -26,6 +26,9 @@ _DOCUMENT_BYTES = 1 << 20
 _STACKS = b"S"
 _STACKS_BYTES = 128 * 1024
 STACKS_TIMEOUT_S = 20.0  # longer than the agent waits for a rank that writes none
+# Connections, each with a thread: more would take the processes that the node allows the pod from its ranks.
+_MOST_OPEN = 64
+_ENDS_WITHIN_S = 1.0  # a thread whose connection was closed
 _GAUGES = {
     "dtj_step": ("step", "Last completed step of rank 0."),
     "dtj_total_steps": ("totalSteps", "Total steps of the run."),
@@ -102,9 +105,15 @@ class StatusServer:
 
 
 class _HttpServer(ThreadingHTTPServer):
-    """Serves IPv4 and IPv6 if it listens on all interfaces: a pod may have either kind of address."""
+    """Serves IPv4 and IPv6 if it listens on all interfaces: a pod may have either kind of address.
+
+    Of too many connections it closes the oldest: a client that sends slowly must not keep others out.
+    """
 
     def __init__(self, host: str, port: int) -> None:
+        self._free = threading.BoundedSemaphore(_MOST_OPEN)
+        self._lock = threading.Lock()
+        self._open: dict[Any, bool] = {}  # the oldest first; False once it was closed, until its thread ends
         if not host and socket.has_dualstack_ipv6():
             self.address_family = socket.AF_INET6
         super().__init__((host, port), _Handler)
@@ -114,6 +123,31 @@ class _HttpServer(ThreadingHTTPServer):
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         socketserver.TCPServer.server_bind(self)  # not HTTPServer's, whose name lookup can take seconds
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self._close_oldest()
+            if not self._free.acquire(timeout=_ENDS_WITHIN_S):  # all of them wait for stacks
+                self.shutdown_request(request)
+                return
+        with self._lock:
+            self._open[request] = True
+        super().process_request(request, client_address)
+
+    def _close_oldest(self) -> None:
+        with self._lock:
+            oldest = next((each for each, is_open in self._open.items() if is_open), None)
+            if oldest is not None:
+                self._open[oldest] = False
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+
+    def close_request(self, request: Any) -> None:
+        with self._lock:
+            was_served = self._open.pop(request, None) is not None
+        super().close_request(request)
+        if was_served:
+            self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """No traceback if a client hangs up, as health checks of load balancers do: the log is the ranks'."""
