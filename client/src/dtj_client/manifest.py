@@ -31,6 +31,16 @@ UNPACKER = "code"  # name of the init container
 CODE_FOLDER = "/code"  # where the archive is mounted
 WORK_FOLDER = "/app"  # where the program runs
 ARCHIVE = "code.tar.gz"
+_UNPACK = "import tarfile; tarfile.open({!r}).extractall({!r}, filter='data')"
+# Each job that mounts the claim may write to it: what one leaves there must not run as the code of another.
+_UNPACK_CHECKED = """\
+import hashlib, io, pathlib, sys, tarfile
+data = pathlib.Path({0!r}).read_bytes()
+if not hashlib.sha256(data).hexdigest().startswith({2!r}):
+    print('the code in the claim is not what was sent: submit the job again', file=sys.stderr)
+    sys.exit(78)
+tarfile.open(fileobj=io.BytesIO(data)).extractall({1!r}, filter='data')
+"""
 _USER = ("runAsUser", "runAsNonRoot")  # fields of a securityContext that `user` decides
 HOME = "/tmp"  # as in the trainer image; a user that the image does not know has / as home
 _OF_EACH = ("cpu", "memory", "ephemeral-storage")  # resources that init containers get too
@@ -48,7 +58,7 @@ class InClaim:
     """Where an archive is that is too large for a ConfigMap.
 
     claim  name of a PersistentVolumeClaim
-    path   of the archive within it
+    path   of the archive within it: the name of the file is the beginning of its SHA-256
     """
 
     claim: str
@@ -315,10 +325,11 @@ def _add_code(pod: Json, trainer: Json, request: Request) -> None:
     if place := request.code_in:
         path, source = place.path, {"persistentVolumeClaim": {"claimName": place.claim}}
     pod["volumes"] = [{"name": "code", **source}, {"name": "app", "emptyDir": {}}]
-    opened = f"tarfile.open({f'{CODE_FOLDER}/{path}'!r})"
+    script = _UNPACK if request.code_in is None else _UNPACK_CHECKED
+    digest = Path(path).name.removesuffix(".tar.gz")
     unpack = {
         "name": UNPACKER,
-        "command": ["python3", "-c", f"import tarfile; {opened}.extractall({WORK_FOLDER!r}, filter='data')"],
+        "command": ["python3", "-c", script.format(f"{CODE_FOLDER}/{path}", WORK_FOLDER, digest)],
         "terminationMessagePolicy": "FallbackToLogsOnError",  # so that the status says why it failed
         "volumeMounts": [
             {"name": "code", "mountPath": CODE_FOLDER, "readOnly": True},

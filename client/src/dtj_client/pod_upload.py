@@ -2,7 +2,7 @@
 
 python3 -c SOURCE FILE SHA256
 
-The file appears whole or not at all. One that is there already is kept: its name is made of its content.
+The file appears whole or not at all. One that is there already is kept, if no other program has changed it.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ _BLOCK = 1 << 20
 
 def main(target: Path, digest: str) -> int:
     """Return 0 once the file is there."""
-    if target.is_file():
+    if target.is_file() and _digest(target) == digest:
         return 0
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.{os.urandom(4).hex()}")
@@ -33,6 +33,14 @@ def main(target: Path, digest: str) -> int:
     finally:
         part.unlink(missing_ok=True)
     return 0
+
+
+def _digest(file: Path) -> str:
+    found = hashlib.sha256()
+    with file.open("rb") as opened:
+        while block := opened.read(_BLOCK):
+            found.update(block)
+    return found.hexdigest()
 
 
 if __name__ == "__main__":

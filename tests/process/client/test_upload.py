@@ -50,9 +50,17 @@ def test_archive_appears_whole_or_not_at_all(kubectl: Kubectl, tmp_path: Path) -
 
 def test_archive_that_is_there_is_not_written_again(kubectl: Kubectl, tmp_path: Path) -> None:
     target = tmp_path / "1.tar.gz"
-    target.write_bytes(b"as before")
+    target.write_bytes(DATA)
+    before = target.stat().st_ino
     send(kubectl, target)
-    assert target.read_bytes() == b"as before"
+    assert target.stat().st_ino == before
+
+
+def test_archive_that_another_job_has_changed_is_replaced(kubectl: Kubectl, tmp_path: Path) -> None:
+    target = tmp_path / "1.tar.gz"
+    target.write_bytes(b"of another job")
+    send(kubectl, target)
+    assert target.read_bytes() == DATA
 
 
 def test_claim_that_cannot_be_written_is_one_line(kubectl: Kubectl) -> None:

@@ -1,6 +1,7 @@
 """The objects of a submitted job."""
 
 import contextlib
+import hashlib
 import io
 import tarfile
 from dataclasses import replace
@@ -45,15 +46,16 @@ def test_words_and_variables_arrive_as_they_are(word: str) -> None:
     assert [expand(each["value"], in_pod) for each in trainer["env"]] == [word]
 
 
-@pytest.mark.parametrize("path", ["", ".dtj/code/0123.tar.gz"])
-def test_code_is_unpacked_into_the_working_directory(tmp_path: Path, path: str) -> None:
+@pytest.mark.parametrize("in_claim", [False, True])
+def test_code_is_unpacked_into_the_working_directory(tmp_path: Path, in_claim: bool) -> None:
     (tmp_path / "code/.dtj/code").mkdir(parents=True)
     (tmp_path / "app").mkdir()
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "train.py").write_text("print(1)")
-    place = InClaim(claim="runs", path=path) if path else None
-    request = Request(name="digits", command=["train.py"], replicas=2, code_in=place)
     packed = pack(tmp_path / "folder")
+    path = f".dtj/code/{hashlib.sha256(packed.data).hexdigest()[:32]}.tar.gz" if in_claim else ""
+    place = InClaim(claim="runs", path=path) if in_claim else None
+    request = Request(name="digits", command=["train.py"], replicas=2, code_in=place)
 
     made = job(request, with_code=True)
     pod = made["spec"]["template"]["spec"]
@@ -72,6 +74,12 @@ def test_code_is_unpacked_into_the_working_directory(tmp_path: Path, path: str) 
     assert (tmp_path / "app" / "train.py").read_text() == "print(1)"
     with tarfile.open(fileobj=io.BytesIO(packed.data)) as tar:
         assert tar.getnames() == ["train.py"]
+    if in_claim:  # another job may have replaced it
+        (tmp_path / "folder" / "train.py").write_text("print(2)")
+        (tmp_path / "code" / path).write_bytes(pack(tmp_path / "folder").data)
+        with pytest.raises(SystemExit, match="78"):
+            exec(here, {})
+        assert (tmp_path / "app" / "train.py").read_text() == "print(1)"
 
 
 @pytest.mark.parametrize(("length", "replicas", "fits"), [(61, 10, True), (61, 11, False), (62, None, False)])
