@@ -158,7 +158,7 @@ class App:
             may_act=self._may_act,
         )
         self._tasks: list[asyncio.Task[Any]] = []
-        self._servers: list[web.AppRunner] = []
+        self._servers: list[web.ServerRunner] = []
 
     async def start(self) -> None:
         """Listen on the ports and start all tasks; returns at once."""

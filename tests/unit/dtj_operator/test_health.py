@@ -1,5 +1,6 @@
 """The answers of the probes, and the error for a port that is in use."""
 
+import asyncio
 import socket
 from functools import partial
 
@@ -11,7 +12,7 @@ from dtj_operator import health, metrics
 from tests.support.ports import free_port
 
 
-def v4(server: web.AppRunner) -> list[tuple[str, int]]:
+def v4(server: web.ServerRunner) -> list[tuple[str, int]]:
     """IPv4 addresses only: with port 0, each address family gets a different port."""
     return [address for address in server.addresses if len(address) == 2]
 
@@ -49,5 +50,26 @@ async def test_a_probe_says_what_is_wrong(path: str, other: str) -> None:
         assert status == 200
         assert 'dtj_build_info{version="1.2.3"} 1.0' in page
     finally:
+        for server in servers:
+            await server.cleanup()
+
+
+async def test_of_too_many_connections_the_oldest_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a pod of any tenant could take the memory of the operator with requests that it never ends."""
+    monkeypatch.setattr(health, "MOST_OPEN", 2)
+    servers = await health.serve(live=lambda: None, ready=lambda: None, health_port=0, metrics_port=0)
+    port = next(port for _, port in v4(servers[0]))
+    clients = []
+    try:
+        for _ in range(4):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /healthz HTTP/1.1\r\nA: b")
+            clients.append((reader, writer))
+        async with asyncio.timeout(60):
+            assert await ask(port, "/healthz") == (200, "ok\n")
+            assert [await reader.read() for reader, _ in clients[:3]] == [b""] * 3
+    finally:
+        for _, writer in clients:
+            writer.close()
         for server in servers:
             await server.cleanup()
