@@ -13,7 +13,7 @@ from dtj_operator.apply import Applied
 from dtj_operator.engine.worker import TryLater
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
-from dtj_operator.kube.jobs import Jobs
+from dtj_operator.kube.jobs import Jobs, TooLargeError
 from dtj_operator.model.children import Refusal
 from dtj_operator.model.memory import Memory
 from dtj_operator.model.names import Key
@@ -117,6 +117,31 @@ async def test_new_job_gets_a_status_although_an_old_object_has_to_go_first() ->
     """It may never go, and then the status says so."""
     with pytest.raises(TryLater, match="old objects of the job still exist"):
         await again_s(job().replicas(2).with_network(), Applied(blocked=True))
+
+
+class TooLarge(World):
+    """A job that is not read."""
+
+    def __init__(self) -> None:
+        super().__init__(GONE, DONE)
+        self.said: list[Json] = []
+
+    async def gather(self, _: Key, __: Json | None) -> tuple[Snapshot, Json] | Gone:
+        raise TooLargeError("the spec has 300 KiB")
+
+    async def uid(self, _: Key) -> str:
+        return "u"
+
+    def record(self, *_: object, **said: object) -> None:
+        self.said.append(said)
+
+
+@pytest.mark.asyncio
+async def test_job_that_is_too_large_to_be_read_gets_an_event_that_says_so() -> None:
+    world = TooLarge()
+    with pytest.raises(TryLater):
+        await Reconciler(*(world,) * 6, may_act=lambda: True)(KEY)  # type: ignore[arg-type]
+    assert [(each["reason"], each["note"]) for each in world.said] == [("TooLarge", "the spec has 300 KiB")]
 
 
 @pytest.mark.asyncio
