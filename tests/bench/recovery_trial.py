@@ -50,9 +50,7 @@ class Job:
         """Wait until every pod trains and the operator uses scope Replica; then some seconds more."""
         for pod in self.pods:
             self._kubectl.follow(pod, "did step ")
-        self._kubectl.until(
-            "dtj", self.name, lambda job: job["status"].get("memory", {}).get("recoveryScope") == "Replica"
-        )
+        self._kubectl.until("dtj", self.name, lambda job: job["status"].get("memory", {}).get("rejoins"))
         time.sleep(_QUIET_S)
 
     def signal(self, pod: str, name: str) -> float:

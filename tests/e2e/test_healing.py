@@ -127,9 +127,7 @@ def test_new_pods_resume_at_the_step_of_the_survivor(kubectl: Kubectl):
     """Replica 0 runs the coordinator: the survivor finds the new pod under the same name."""
     kubectl.apply(workload_job("pods", *ENDLESS))
     kubectl.follow("pods-0", "did step 3 ")
-    kubectl.until(
-        "dtj", "pods", lambda job: job["status"].get("memory", {}).get("recoveryScope") == "Replica"
-    )
+    kubectl.until("dtj", "pods", lambda job: job["status"].get("memory", {}).get("rejoins"))
 
     for lost in (1, 0):
         name, survivor = f"pods-{lost}", f"pods-{1 - lost}"

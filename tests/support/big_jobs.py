@@ -36,7 +36,7 @@ def decide(s: Snapshot) -> dict[str, Any]:
 def running(pods: int, nodes: int | None = None) -> JobBuilder:
     """All pods run, the agents answer, and the status is up to date."""
     up = (_up(index) for index in range(pods))
-    base = job().replicas(pods).with_network().was("Running", memory={"recoveryScope": "Replica"}).having(*up)
+    base = job().replicas(pods).with_network().was("Running", memory={"rejoins": True}).having(*up)
     seen = base.seeing(nodes=_nodes(nodes or _count(pods)))
     seen = seen.answering(step=7, total_steps=100, address=ADDRESS)
     return seen.stored(new_status(seen.snapshot(), None))

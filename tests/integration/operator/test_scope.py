@@ -50,7 +50,7 @@ async def test_only_the_broken_pod_is_replaced(cluster: Cluster, kubelet: Kubele
     job = await cluster.until(recovered(1))
     after = uids(await kubelet.until_running("job-0", "job-1", "job-2"))
     assert {name for name in after if after[name] != before[name]} == {"job-1"}
-    assert (job["status"]["attempt"], job["status"]["memory"]["recoveryScope"]) == (0, "Replica")
+    assert (job["status"]["attempt"], job["status"]["memory"]["rejoins"]) == (0, True)
     assert job["status"]["failure"]["replica"] == 1
     assert "boom" in (await cluster.until_event("Restarting"))["note"]
     await cluster.until(lambda job: "replacing" not in job["status"]["memory"])
@@ -175,9 +175,7 @@ async def test_agent_that_can_rejoin_narrows_the_scope_until_the_next_attempt(
         await kubelet.set_status("job-0", {"podIP": ADDRESS, "podIPs": [{"ip": ADDRESS}]})
         before = uids(kubelet.pods)
 
-        job = await cluster.until(
-            lambda job: job.get("status", {}).get("memory", {}).get("recoveryScope") == "Replica"
-        )
+        job = await cluster.until(lambda job: job.get("status", {}).get("memory", {}).get("rejoins"))
         assert job["status"]["restarts"]["inPlace"] == job["status"]["restarts"]["counted"] == 2
         assert job["status"]["goodput"]["productiveSeconds"] == 90
         assert (job["status"]["failure"]["node"], job["status"]["failure"]["signal"]) == ("node-1", "SIGKILL")
@@ -193,9 +191,7 @@ async def test_agent_that_can_rejoin_narrows_the_scope_until_the_next_attempt(
 
         await fail_together(operator, kubelet, 1, "job-0", "job-1")
         job = await cluster.until(lambda job: job["status"]["attempt"] == 1)
-        assert "recoveryScope" not in job["status"].get("memory", {}), (
-            "no agent of this attempt has answered yet"
-        )
+        assert "rejoins" not in job["status"].get("memory", {}), "no agent of this attempt has answered yet"
         assert job["status"]["restarts"]["inPlace"] == 2
 
 

@@ -180,7 +180,7 @@ async def test_node_lost_together_with_the_leader_is_lost_for_the_next_leader(
     async with agent(cluster, ADDRESS, dict(CALM)):
         async with process.kept(granted, watch=cluster.namespace, poll_s=POLL_S):
             before = await train(cluster, kubelet, ADDRESS, scope="Auto")
-            await cluster.until(lambda job: job["status"].get("memory", {}).get("recoveryScope") == "Replica")
+            await cluster.until(lambda job: job["status"].get("memory", {}).get("rejoins"))
         await last_sign_of_life(cluster.api, "node-0")
     async with process.kept(granted, watch=cluster.namespace, poll_s=POLL_S):
         await kubelet.until(is_new("job-0", before))

@@ -84,7 +84,7 @@ STATUS: Json = {
         {"type": "Healthy", "status": "False", "reason": "R", "message": "m", "lastTransitionTime": at(-60)}
     ],
     "memory": {
-        **{"recoveryScope": "Replica", "wantedReplicas": 2, "replacing": {"0": "u"}, "done": "1"},
+        **{"rejoins": True, "wantedReplicas": 2, "replacing": {"0": "u"}, "done": "1"},
         **{"countedAt": [1], "highestStep": 7, "shortage": {"replicas": 3, "tries": 1, "retryAt": 1}},
         "earlierSeconds": {"productiveSeconds": 4},
     },

@@ -41,8 +41,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
 class Private(Counters, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """All of it is bounded: as small for 10,000 replicas as for two, unless they finish in random order."""
 
-    recovery_scope: str = "Job"  # what a recovery in this attempt restarts: Replica or Job
-    has_agents: bool = False  # agents of this attempt have said that they rejoin; not recorded for scope Auto
+    rejoins: bool = False  # agents of this attempt have said that they can recover in place
     wanted_replicas: _Replicas | None = None  # the recorded size of the attempt; elastic jobs only
     replacing: dict[int, str] = {}  # uids of pods being replaced, by index; empty if the pod was already gone
     done: str = ""  # replicas of the attempt that have succeeded, such as 0-3,7

@@ -11,7 +11,7 @@ from functools import cached_property
 from dtj_operator.model.agent_status import Progress
 from dtj_operator.model.children import Child, Refusal
 from dtj_operator.model.json import Json
-from dtj_operator.model.memory import RECOVERING, REPLICA, RUNNING, Memory
+from dtj_operator.model.memory import JOB, RECOVERING, REPLICA, RUNNING, Memory
 from dtj_operator.model.spec import Job, Recovery
 from dtj_operator.model.views import ContainerView, PodGroupView, PodSettings, PodView, WorkloadView
 from dtj_operator.plan.node_loss import PodsOnNodes
@@ -96,8 +96,12 @@ class Snapshot(PodsOnNodes):
     @cached_property
     def has_answered(self) -> bool:
         """Whether an agent answered while the job ran, as the status tells also of earlier processes."""
-        is_told = self.job.recovery.scope == "Auto" and self.scope == REPLICA
-        return self.memory.phase == RUNNING and is_told
+        return self.memory.phase == RUNNING and self.memory.private.rejoins
+
+    @cached_property
+    def rejoins(self) -> bool:
+        """Whether agents of this attempt, of which the status may tell, can recover in place."""
+        return self.memory.private.rejoins or (self.answer is not None and self.answer.rejoin)
 
     @cached_property
     def silent_pods(self) -> dict[str, PodView]:
@@ -140,7 +144,8 @@ class Snapshot(PodsOnNodes):
     def scope(self) -> str:
         """What a recovery restarts; Auto means Replica once this attempt's agents report that they can."""
         configured = self.job.recovery.scope
-        return self.memory.private.recovery_scope if configured == "Auto" else configured
+        of_agents = REPLICA if self.memory.private.rejoins else JOB
+        return of_agents if configured == "Auto" else configured
 
     @cached_property
     def size(self) -> int:

@@ -10,7 +10,7 @@ from dtj_operator.model.private import Private, Shortage
 
 param = pytest.param
 FULL = Private(
-    recovery_scope="Replica",
+    rejoins=True,
     wanted_replicas=3,
     replacing={1: "uid-1", 10: ""},
     done="0-3,7",

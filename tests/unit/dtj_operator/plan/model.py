@@ -73,6 +73,10 @@ class World:
     def monotonic(self) -> float:
         return self.now + self.set_back
 
+    def scope(self, status: Json) -> str:
+        """What a recovery restarts, by this status."""
+        return replace(self.builder, status=status).snapshot().scope
+
     # --- the API server
 
     def tick(self) -> str:
@@ -91,10 +95,7 @@ class World:
             if pod.attempt != attempt and pod.phase in ("Pending", "Running")
         ]
         self.overlaps += [f"{meta['name']}@{attempt} beside {pod.name}@{pod.attempt}" for pod in living]
-        if (
-            self.status.get("phase") == RUNNING
-            and self.status.get("memory", {}).get("recoveryScope") != REPLICA
-        ):
+        if self.status.get("phase") == RUNNING and self.scope(self.status) != REPLICA:
             self.overlaps.append(f"{meta['name']}@{attempt} joins an attempt that has started to train")
         view = PodView(
             namespace=NAMESPACE,

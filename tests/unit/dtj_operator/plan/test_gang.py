@@ -18,9 +18,7 @@ param = pytest.param
 PREEMPTED = "default-scheduler: preempting to accommodate a higher priority podgroup"
 Json = dict[str, Any]
 PAIR = job().replicas(2).with_network().placed_as_gang()
-THREE = (
-    job().replicas(3).with_network().recovery(scope=REPLICA).was("Running", memory={"recoveryScope": REPLICA})
-)
+THREE = job().replicas(3).with_network().recovery(scope=REPLICA).was("Running", memory={"rejoins": True})
 
 
 def joined(builder: JobBuilder) -> dict[str, str | None]:
@@ -162,7 +160,7 @@ def test_condition_tells_that_the_group_of_a_deleted_job_is_in_the_way(given: Jo
 )
 def test_replaced_pod_joins_only_if_the_group_can_be_complete(others: list[Any], group: str | None) -> None:
     given = THREE.having(*others).placed_as_gang(pod_group(min_count=3))
-    given = given.was("Running", memory={"recoveryScope": REPLICA, "replacing": {"0": ""}})
+    given = given.was("Running", memory={"rejoins": True, "replacing": {"0": ""}})
     assert joined(given) == {"digits-0": group}
 
 
@@ -179,9 +177,7 @@ def test_new_pod_is_not_placed_beside_pods_of_its_gang_that_terminate(
     """A whole gang is preempted, and its first pod is gone before the others."""
     leaving, stays = (pod(i).running().in_group("digits-0") for i in (1, 2))
     given = THREE.having(leaving.deleting(), stays).placed_as_gang(pod_group(min_count=fewest))
-    given = given.was(
-        "Running", memory={"recoveryScope": REPLICA, "replacing": {"0": "", "1": leaving.pod.uid}}
-    )
+    given = given.was("Running", memory={"rejoins": True, "replacing": {"0": "", "1": leaving.pod.uid}})
     assert joined(given) == group
 
 
@@ -199,7 +195,7 @@ def test_new_pods_wait_while_the_scheduler_preempts_the_gang(
 ) -> None:
     """It deletes the last pod after all others; a new pod beside that one would hold a node."""
     failure = {"reason": "Evicted", "replica": 0, "message": said, "at": at(-ago_s)}
-    memory = {"recoveryScope": REPLICA, "replacing": {"0": "", "1": ""}}
+    memory = {"rejoins": True, "replacing": {"0": "", "1": ""}}
     stays = pod(2).running().in_group("digits-0")
     given = THREE.having(stays).placed_as_gang(pod_group(min_count=3))
     decision = plan(given.was("Recovering", failure=failure, memory=memory).snapshot())

@@ -300,11 +300,7 @@ class Jobs(RuleBasedStateMachine):
             of_agents = later["restarts"].get("inPlace", 0) - earlier["restarts"].get("inPlace", 0)
             grown = later["restarts"]["total"] - earlier["restarts"]["total"] - of_agents
             if later["attempt"] == earlier["attempt"] and grown:
-                assert (grown, later["phase"], later["memory"]["recoveryScope"]) == (
-                    1,
-                    "Recovering",
-                    "Replica",
-                )
+                assert (grown, later["phase"], self.world.scope(later)) == (1, "Recovering", "Replica")
             assert grown in (0, 1), "one incident is counted once"
             for counter, value in earlier["restarts"].items():
                 falls = counter == "withoutProgress"

@@ -351,7 +351,7 @@ NO_ANSWER = "the operator cannot read Workloads"
     "replicas", [param(4, id="it got quota for fewer"), param(2, id="it was scaled down since")]
 )
 def test_elastic_job_keeps_its_size_while_kueue_cannot_be_asked(scope: str, replicas: int) -> None:
-    memory = {"wantedReplicas": 3, "recoveryScope": scope}
+    memory = {"wantedReplicas": 3}
     given = ELASTIC.replicas(replicas).recovery(scope=scope).was("Running", memory=memory)
     given = given.having(*(pod(i).running() for i in range(3))).in_queue(problem=NO_ANSWER)
 

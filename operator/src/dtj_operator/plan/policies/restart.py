@@ -263,9 +263,7 @@ def _awaits_first(s: Snapshot) -> bool:
 
 def _needs_done(s: Snapshot) -> bool:
     """Whether a next replica 0 would wait for a replica that is done: its agent waits for all of them."""
-    is_told = s.memory.private.has_agents or (s.answer is not None and s.answer.rejoin)
-    has_agents = s.job.recovery.scope == "Auto" or is_told
-    return has_agents and (bool(s.memory.done) or any(s.succeeded(pod) for pod in s.current.values()))
+    return s.rejoins and (bool(s.memory.done) or any(s.succeeded(pod) for pod in s.current.values()))
 
 
 def _heals_uncounted(s: Snapshot) -> bool:

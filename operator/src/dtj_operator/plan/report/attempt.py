@@ -4,7 +4,7 @@ import msgspec
 
 from dtj_operator.model import names, ranges
 from dtj_operator.model.json import Json
-from dtj_operator.model.memory import FINAL, JOB, REPLICA, RUNNING, Restarts
+from dtj_operator.model.memory import FINAL, REPLICA, RUNNING, Restarts
 from dtj_operator.model.private import Private
 from dtj_operator.model.views import PodView
 from dtj_operator.plan.actions import (
@@ -13,7 +13,6 @@ from dtj_operator.plan.actions import (
     Restart,
     Resume,
     Suspend,
-    UseReplicaScope,
     Verdict,
     ends_attempt,
     starts_new_attempt,
@@ -68,7 +67,6 @@ def private_of(
 ) -> Private:
     """What only the operator needs to know of the job."""
     lasting = Private(
-        recovery_scope=_scope(s, verdict),
         wanted_replicas=_recorded_size(s, verdict),
         earlier_seconds=earlier_seconds,
         **counts.counters(),
@@ -77,7 +75,7 @@ def private_of(
         return lasting
     return msgspec.structs.replace(
         lasting,
-        has_agents=_has_agents(s, verdict),
+        rejoins=s.rejoins and not ends_attempt(verdict),  # agents of the next attempt have to say it again
         replacing=_replacing(s, verdict),
         done=ranges.text(done_before(s, verdict), DONE_LIMIT),
         shortage=verdict.shortage if isinstance(verdict, Resize) else remaining_shortage(s, phase),
@@ -98,20 +96,6 @@ def done_before(s: Snapshot, verdict: Verdict | None) -> frozenset[int]:
         return frozenset()
     known = {index for index in s.memory.done if index < s.size}
     return frozenset(known | {index for index, pod in s.current.items() if s.succeeded(pod)})
-
-
-def _scope(s: Snapshot, verdict: Verdict | None) -> str:
-    """With Auto a new attempt starts as Job, because its agents have not reported yet."""
-    if isinstance(verdict, UseReplicaScope):
-        return REPLICA
-    over = s.job.recovery.scope == "Auto" and ends_attempt(verdict)
-    return JOB if over else s.scope
-
-
-def _has_agents(s: Snapshot, verdict: Verdict | None) -> bool:
-    """With Auto the scope tells it."""
-    told = s.memory.private.has_agents or (s.answer is not None and s.answer.rejoin)
-    return told and s.job.recovery.scope != "Auto" and not ends_attempt(verdict)
 
 
 def _recorded_size(s: Snapshot, verdict: Verdict | None) -> int | None:

@@ -10,7 +10,7 @@ from dtj_operator.model.json import Json
 
 _COUNTS = ("replicas", "replicaStatuses", "ready")
 _DEFERRABLE = (*_COUNTS, "message", "conditions", "step", "progress", "goodput", "restarts", "memory")
-_URGENT_MEMORY = ("recoveryScope", "wantedReplicas", "shortage")
+_URGENT_MEMORY = ("rejoins", "wantedReplicas", "shortage")
 FIRST_WRITE_S = 1.0  # in a burst of jobs, creating pods goes before statuses that are outdated at once
 BATCH_S = 3.0  # counts change together: pods finish one after another, and then the job
 COUNTS_INTERVAL_S = 10.0  # one write of counts per job and 10 s; counts are at most this old

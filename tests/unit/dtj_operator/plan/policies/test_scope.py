@@ -14,7 +14,7 @@ from tests.support.builders import NOW, JobBuilder, PodBuilder, at, job, pod
 param = pytest.param
 THREE = job().replicas(3).with_network().recovery(scope="Replica").running()
 AUTO = job().replicas(3).with_network().running()
-AGENTS = AUTO.was("Running", memory={"recoveryScope": "Replica"})
+AGENTS = AUTO.was("Running", memory={"rejoins": True})
 CRASHED = THREE.but(pod(1).crashed())
 
 
@@ -36,7 +36,7 @@ def replaced(given: JobBuilder) -> list[int] | str:
             id="all pods with Auto, before the agents reported that they can recover in place",
         ),
         param(
-            CRASHED.recovery(scope="Auto").was("Running", memory={"recoveryScope": "Replica"}),
+            CRASHED.recovery(scope="Auto").was("Running", memory={"rejoins": True}),
             [1],
             id="the failed pod with Auto, once the agents reported it",
         ),
@@ -60,14 +60,14 @@ def replaced(given: JobBuilder) -> list[int] | str:
             id="the next replica 0 would wait for a replica that is done",
         ),
         param(
-            AGENTS.was("Running", memory={"recoveryScope": "Replica", "done": "1"})
+            AGENTS.was("Running", memory={"rejoins": True, "done": "1"})
             .without(1)
             .but(pod(0).running().deleting()),
             "all",
             id="likewise, once its pod is gone",
         ),
         param(
-            THREE.was("Running", memory={"hasAgents": True}).but(pod(0).crashed(), pod(1).succeeded()),
+            THREE.was("Running", memory={"rejoins": True}).but(pod(0).crashed(), pod(1).succeeded()),
             "all",
             id="likewise, if only an earlier process of the operator knows that there are agents",
         ),
@@ -242,7 +242,7 @@ def test_replaced_pod_is_forgotten_once_its_replacement_exists() -> None:
     over = new_status(REPLACING.but(YOUNG).snapshot(), None)
 
     assert list(still["memory"]["replacing"]) == ["1"]
-    assert "replacing" not in over["memory"]
+    assert "replacing" not in over.get("memory", {})
 
 
 def test_the_job_runs_again_when_the_replacement_does() -> None:
@@ -258,7 +258,7 @@ def test_the_job_runs_again_when_the_replacement_does() -> None:
         param(AUTO.answering(rejoin=True), UseReplicaScope(), id="an agent that can"),
         param(AUTO.answering(rejoin=True, attempt=1), None, id="an agent of another attempt"),
         param(
-            AUTO.was("Running", memory={"recoveryScope": "Replica"}).answering(rejoin=True),
+            AUTO.was("Running", memory={"rejoins": True}).answering(rejoin=True),
             None,
             id="already recorded",
         ),
@@ -275,16 +275,16 @@ def test_replica_scope_is_written_before_a_fault_of_the_same_moment_is_judged() 
     assert decision.verdict == UseReplicaScope()
 
     after = new_status(given.snapshot(), decision.verdict)
-    assert (after["memory"]["recoveryScope"], after["phase"]) == ("Replica", "Running")
+    assert (after["memory"]["rejoins"], after["phase"]) == (True, "Running")
     assert replaced(given.stored(after)) == [1]
 
 
 def test_replica_scope_lasts_for_the_attempt_even_if_the_agent_is_silent() -> None:
-    trusted = AUTO.was("Running", memory={"recoveryScope": "Replica"})
-    assert new_status(trusted.snapshot(), None)["memory"]["recoveryScope"] == "Replica"
+    trusted = AUTO.was("Running", memory={"rejoins": True})
+    assert new_status(trusted.snapshot(), None)["memory"]["rejoins"]
 
     snapshot = trusted.but(*(pod(i).crashed() for i in range(3))).snapshot()
-    assert "recoveryScope" not in new_status(snapshot, restart(snapshot)).get("memory", {}), "Job"
+    assert "rejoins" not in new_status(snapshot, restart(snapshot)).get("memory", {}), "Job"
 
 
 @pytest.mark.parametrize(
@@ -451,18 +451,18 @@ def test_finished_replicas_are_recorded_and_not_recreated() -> None:
 def test_agents_are_remembered_with_a_scope_that_the_user_sets() -> None:
     """After a restart of the operator replica 0 may be gone before it has answered."""
     told = new_status(THREE.answering(rejoin=True).snapshot(), None)
-    assert told["memory"]["hasAgents"] is True
+    assert told["memory"]["rejoins"] is True
 
     asked_anew = THREE.stored(told)
+    assert asked_anew.snapshot().has_answered, "so its silence is noticed"
     assert new_status(asked_anew.snapshot(), None)["memory"] == told["memory"]
     lost = asked_anew.but(*(pod(i).crashed() for i in range(3))).snapshot()
-    assert "hasAgents" not in new_status(lost, restart(lost))["memory"], "the next attempt may have none"
-    assert "hasAgents" not in new_status(AUTO.answering(rejoin=True).snapshot(), None).get("memory", {})
-    assert "hasAgents" not in new_status(THREE.answering(rejoin=False).snapshot(), None).get("memory", {})
+    assert "rejoins" not in new_status(lost, restart(lost))["memory"], "the next attempt may have none"
+    assert "rejoins" not in new_status(THREE.answering(rejoin=False).snapshot(), None).get("memory", {})
 
 
 NEXT_FIRST = pod(0).with_uid("next")
-FIRST_LOST = AGENTS.was("Recovering", memory={"recoveryScope": "Replica"}).but(NEXT_FIRST.unschedulable())
+FIRST_LOST = AGENTS.was("Recovering", memory={"rejoins": True}).but(NEXT_FIRST.unschedulable())
 
 
 @pytest.mark.parametrize(
@@ -471,7 +471,7 @@ FIRST_LOST = AGENTS.was("Recovering", memory={"recoveryScope": "Replica"}).but(N
         param(FIRST_LOST.but(pod(1).succeeded()), True, id="its pod waits for a node"),
         param(FIRST_LOST.without(0).but(pod(1).succeeded()), True, id="its pod is not created yet"),
         param(
-            FIRST_LOST.was("Recovering", memory={"recoveryScope": "Replica", "done": "1"}).without(1),
+            FIRST_LOST.was("Recovering", memory={"rejoins": True, "done": "1"}).without(1),
             True,
             id="the pod of the replica that is done is gone",
         ),
@@ -480,7 +480,11 @@ FIRST_LOST = AGENTS.was("Recovering", memory={"recoveryScope": "Replica"}).but(N
         param(
             FIRST_LOST.but(NEXT_FIRST.running()).without(2).but(pod(1).succeeded()), False, id="another's pod"
         ),
-        param(FIRST_LOST.but(pod(1).succeeded()).recovery(scope="Replica"), False, id="without agents"),
+        param(
+            FIRST_LOST.but(pod(1).succeeded()).recovery(scope="Replica").was("Recovering", memory={}),
+            False,
+            id="without agents",
+        ),
     ],
 )
 def test_job_restarts_if_a_replica_is_done_before_the_next_replica_0_has_started(
@@ -529,6 +533,6 @@ def test_every_replica_that_has_succeeded_is_recorded_in_whatever_order_they_fin
     """Where the node of such a pod is removed, its replica would otherwise train again."""
     third = range(2, 10_000, 3)  # they still run; hardly any other set needs a longer text
     done = ranges.text(set(range(10_000)).difference(third), 100_000)
-    most = job().replicas(10_000).was("Running", memory={"done": done, "recoveryScope": "Replica"})
+    most = job().replicas(10_000).was("Running", memory={"done": done, "rejoins": True})
 
     assert new_status(most.snapshot(), None)["memory"]["done"] == done

@@ -183,7 +183,7 @@ def test_running_with_fewer(given: JobBuilder, phase: str) -> None:
     assert new_status(given.snapshot(), None)["phase"] == phase
 
 
-ASKS = RUNNING.recovery(scope="Auto").was("Running", memory={"wantedReplicas": 3, "recoveryScope": "Replica"})
+ASKS = RUNNING.recovery(scope="Auto").was("Running", memory={"wantedReplicas": 3, "rejoins": True})
 
 
 @pytest.mark.parametrize(
