@@ -9,9 +9,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from dtj_operator.engine.shares import Shares
 from dtj_operator.kube import paths
@@ -41,8 +41,6 @@ from dtj_operator.plan.children.networking import writer_of
 from dtj_operator.plan.children.workload import status_change
 from dtj_operator.plan.node_loss import FORCED_GRACE_S
 from dtj_operator.plan.planner import name_conflict
-
-T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -97,10 +95,10 @@ class Applier:
         uid   of the job, if it exists: the objects that it controls are ours
         """
         creates = [a for a in actions if isinstance(a, CreatePod)]
+        others = [a for a in actions if not isinstance(a, CreatePod)]
         until = self._clock() + APPLY_S
-        others = (self._act(key, uid, a, until) for a in actions if not isinstance(a, CreatePod))
         try:
-            results = await self._all(key.namespace, others)
+            results = await self._act_on_all(key, uid, others, until)
             if None in results:
                 return Applied(unfinished=True)
             refusal = next((result for result in results if isinstance(result, Refusal)), None)
@@ -152,16 +150,31 @@ class Applier:
         unfinished = refusal is None and next(left, None) is not None
         return Applied(refusal=refusal, blocked=blocked, unfinished=unfinished)
 
-    async def _act(self, key: Key, uid: str, action: Action, until: float) -> Refusal | _Kept | bool | None:
-        """Return False if an old object has to be deleted first, None if it is too late for the call."""
+    async def _act_on_all(
+        self, key: Key, uid: str, actions: Iterable[Action], until: float
+    ) -> list[Refusal | _Kept | bool | None]:
+        """Return what `_act` returns, None if it is too late; raise the first failure once all have ended."""
+
+        async def act(action: Action) -> Refusal | _Kept | bool | None:
+            async with self._in_flight.hold(key.namespace):
+                return None if self._clock() >= until else await self._act(key, uid, action)
+
+        results = await asyncio.gather(*map(act, actions), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return [result for result in results if not isinstance(result, BaseException)]
+
+    async def _act(self, key: Key, uid: str, action: Action) -> Refusal | _Kept | bool:
+        """Return False if an old object has to be deleted first."""
         match action:
             case DeletePod():
-                return await self._delete_pod(action, until)
+                return await self._delete_pod(action)
             case Create(body):
                 try:
                     return await self._create_child(body, uid)
                 except Refused as error:
-                    if not self._has_child(key, uid, body["kind"]):
+                    if not self._has_child(key, uid, body):
                         raise
                     return _Kept(refusal_of(error))
             case Delete(view):
@@ -201,11 +214,10 @@ class Applier:
             self._caches.gangs.note_dropped(found.namespace)
         return True
 
-    def _has_child(self, key: Key, uid: str, kind: str) -> bool:
-        """Whether the job has its own child of this kind, edited or not, which stays as it is."""
-        caches = {cache.kind.kind: cache for cache in self._caches.children}
-        found = caches[kind].get(key) if kind in caches else None
-        return found is not None and found.owner_uid == uid and not found.deleting
+    def _has_child(self, key: Key, uid: str, body: Json) -> bool:
+        """Whether the job has its own child of this name, edited or not, which stays as it is."""
+        named = (view for view in self._kinds[body["kind"]].of(key) if view.name == body["metadata"]["name"])
+        return any(view.owner_uid == uid and not view.deleting for view in named)
 
     async def _create_child(self, body: Json, uid: str) -> Refusal | bool:
         """Create any child but a pod; return False if its name is not free yet.
@@ -246,13 +258,11 @@ class Applier:
         cache.observe(found, quiet=not existed, found=existed)
         return found, existed
 
-    async def _delete_pod(self, action: DeletePod, until: float) -> bool | None:
-        """Return whether it is deleted; False: it has changed and had to be unchanged; None: no time left.
+    async def _delete_pod(self, action: DeletePod) -> bool:
+        """Return whether it is deleted; False: it has changed and had to be unchanged.
 
         A deleted job's pods are deleted by the garbage collector too: no call for one that was faster.
         """
-        if self._clock() >= until:
-            return None
         pod = self._pods.latest(action.pod)
         if pod is None or (pod.deleting and not action.pod.deleting):
             return True
@@ -345,19 +355,6 @@ class Applier:
         fields = {"kind": cache.kind.kind, "written_by": writer_of(raw, body)}
         _log.warning("reverted an edit of a child object", extra=fields)
         return True
-
-    async def _all(self, namespace: str, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-        """Run all calls, a few at a time; raise the first failure only after all have ended."""
-
-        async def bounded(call: Coroutine[Any, Any, T]) -> T:
-            async with self._in_flight.hold(namespace):
-                return await call
-
-        results = await asyncio.gather(*map(bounded, calls), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        return [result for result in results if not isinstance(result, BaseException)]
 
 
 def refusal_of(error: Refused) -> Refusal:

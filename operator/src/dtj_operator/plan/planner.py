@@ -56,7 +56,7 @@ POLICIES = (  # the first verdict wins
     ungroup,
     size.resize,
 )
-REMOTE_POLICIES = (bad_spec, suspend)  # of a job without pods in this cluster
+HELD_POLICIES = (bad_spec, suspend)  # of a suspended job, and of one whose pods are in another cluster
 
 
 def plan(s: Snapshot) -> Decision:
@@ -78,15 +78,14 @@ def _plan(s: Snapshot) -> Decision:
         return _finished(s)
     if remote.has_copy(s):
         return remote.plan_for_copy(s)
-    policies = REMOTE_POLICIES if s.job.remote else POLICIES
+    is_held = s.memory.phase == SUSPENDED or s.job.remote
+    policies = HELD_POLICIES if is_held else POLICIES
     verdict = next((found for policy in policies if (found := policy(s)) is not None), None)
     if isinstance(verdict, AwaitCause):
         return Decision(requeue_at=verdict.until)
     if verdict is not None:
         return Decision(verdict=verdict)
-    if s.memory.phase == SUSPENDED or s.job.remote:
-        return _suspended(s)
-    return _converge(s)
+    return _suspended(s) if is_held else _converge(s)
 
 
 def plan_gone(gone: Gone) -> Decision:

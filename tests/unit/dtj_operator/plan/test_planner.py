@@ -16,6 +16,7 @@ from dtj_operator.plan.actions import (
     DeletePod,
     Fail,
     Restart,
+    Resume,
     Suspend,
 )
 from dtj_operator.plan.planner import plan, plan_gone
@@ -142,6 +143,27 @@ def test_bodies_of_pods_are_not_in_memory_all_at_once() -> None:
 )
 def test_actions(given: JobBuilder, expected: list[str]) -> None:
     assert sketch(decided(given)) == expected
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        param(TWO.running().but(pod(0).crashed()), id="a pod that ends"),
+        param(TWO.running().wants(activeDeadlineSeconds=1), id="a deadline that is over"),
+        param(
+            TWO.having(pod(0).running(), pod(1).unschedulable(since=NOW - 999).avoiding()),
+            id="a pod that waits because it avoids nodes",
+        ),
+        param(
+            TWO.elastic(1, 4).replicas(4).was("Running", memory={"wantedReplicas": 2}),
+            id="a change of size: the next attempt has it",
+        ),
+    ],
+)
+def test_nothing_but_the_end_of_a_suspension_is_decided_meanwhile(given: JobBuilder) -> None:
+    suspended = given.wants(suspend=True).was("Suspended").snapshot()
+    assert plan(suspended).verdict is None
+    assert isinstance(plan(given.was("Suspended").snapshot()).verdict, Resume)
 
 
 @pytest.mark.parametrize(

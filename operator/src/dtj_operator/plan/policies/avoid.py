@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 
 from dtj_operator.model import times
 from dtj_operator.model.json import Json
-from dtj_operator.model.memory import SUSPENDED, FaultyNode
+from dtj_operator.model.memory import FaultyNode
 from dtj_operator.model.views import PodView
 from dtj_operator.plan import blame, queue
 from dtj_operator.plan.actions import AllowNodes, Fault, Restart, Verdict
-from dtj_operator.plan.policies.restart import MAX_REPLACED
+from dtj_operator.plan.policies.restart import listable
 from dtj_operator.plan.snapshot import Snapshot
 
 MAX_RECORDED = 20  # nodes in the status
@@ -62,21 +62,15 @@ def avoided(s: Snapshot) -> Avoided:
 
 
 def allow_nodes(s: Snapshot) -> AllowNodes | None:
-    """Replace pods that are unschedulable while they must avoid nodes by pods that only prefer other nodes.
-
-    At most as many as the status can list; the next reconcile continues with the others.
-    """
-    listed = [index for index in s.memory.replacing if index not in s.current]
-    if s.memory.phase == SUSPENDED or len(listed) >= MAX_REPLACED:
-        return None
-    waiting = [
-        (index, pod.uid, since)
-        for index, pod in sorted(s.current.items())
+    """Replace pods that must avoid nodes, and are unschedulable, by pods that only prefer other nodes."""
+    waiting = {
+        (index, pod.uid): since
+        for index, pod in s.current.items()
         if (since := _stuck_since(pod)) is not None
-    ]
+    }
     earliest = s.monotonic - _wait_s(s) if waiting else 0.0
-    due = [(index, uid) for index, uid, since in waiting if since <= earliest]
-    return AllowNodes(tuple(due[: MAX_REPLACED - len(listed)])) if due else None
+    due = listable(s, (which for which, since in waiting.items() if since <= earliest))
+    return AllowNodes(due) if due else None
 
 
 def requeue_at(s: Snapshot) -> float | None:

@@ -1,13 +1,12 @@
 """Has the job been active for too long?"""
 
-from dtj_operator.model.memory import SUSPENDED
 from dtj_operator.plan.actions import Fail
 from dtj_operator.plan.snapshot import Snapshot
 
 
 def due_at(s: Snapshot) -> float | None:
     """As in batch/v1: counted from startTime, which a resume resets; waiting for nodes counts."""
-    if s.job.deadline_s is None or s.memory.phase == SUSPENDED or s.memory.started_at is None:
+    if s.job.deadline_s is None or s.memory.started_at is None:
         return None
     return s.memory.started_at + s.job.deadline_s
 

@@ -16,6 +16,7 @@ With scope Replica only the failed pods are replaced, as long as a survivor is l
 """
 
 import hashlib
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
@@ -27,7 +28,6 @@ from dtj_operator.model.memory import (
     REPLICA,
     RUNNING,
     STARTING,
-    SUSPENDED,
     Restarts,
 )
 from dtj_operator.model.spec import MOST_RESTARTS, Rule
@@ -47,9 +47,7 @@ CULPRIT_WAIT_S = 30.0  # how long a fault that another pod reports waits for its
 
 
 def restart(s: Snapshot) -> Restart | Fail | AwaitCause | None:
-    """Decide what the primary fault means; pods that a suspension stops are not faults."""
-    if s.memory.phase == SUSPENDED:
-        return None
+    """Decide what the primary fault means."""
     fault = blame.first_fault(s)
     if fault is None:
         return _restart_without_done(s)
@@ -65,9 +63,15 @@ def restart(s: Snapshot) -> Restart | Fail | AwaitCause | None:
     return _within_budget(s, fault)
 
 
+def listable(s: Snapshot, pods: Iterable[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
+    """As many of these pods (index, uid) as the status can list; the others follow in the next reconcile."""
+    listed = [index for index in s.memory.replacing if index not in s.current]
+    return tuple(sorted(pods)[: max(0, MAX_REPLACED - len(listed))])
+
+
 def fail_healed(s: Snapshot) -> Fail | None:
     """End the job if the agents healed a failure for which a rule says FailJob."""
-    healed = None if s.memory.phase == SUSPENDED else blame.in_place_fault(s)
+    healed = blame.in_place_fault(s)
     if healed and (found := _user_rule(s, healed)) and found[0] == "FailJob":
         return Fail("RecoveryRule", f"{healed.sentence}; no further restart because of {found[1]}", healed)
     return None

@@ -24,7 +24,7 @@ MAX_RETRY_S = 4 * 3600.0
 def resize(s: Snapshot) -> Resize | None:
     """Decide on a new size, or None to keep the size."""
     known = s.memory.recorded_size
-    if s.job.elastic is None or known is None or s.memory.phase in ("", SUSPENDED) or queue.is_unknown(s):
+    if s.job.elastic is None or known is None or queue.is_unknown(s):
         return None
     desired = s.job.replicas
     if s.scope == REPLICA:

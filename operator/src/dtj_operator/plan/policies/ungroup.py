@@ -5,17 +5,12 @@ others of the job have it. Or PodGroups were switched off between two pods of a 
 for the whole group, and nothing else would end that.
 """
 
-from dtj_operator.model.memory import SUSPENDED
 from dtj_operator.plan import gang
 from dtj_operator.plan.actions import Ungroup
-from dtj_operator.plan.policies.restart import MAX_REPLACED
+from dtj_operator.plan.policies.restart import listable
 from dtj_operator.plan.snapshot import Snapshot
 
 
 def ungroup(s: Snapshot) -> Ungroup | None:
-    """At most as many as the status can list; the next reconcile continues with the others."""
-    listed = [index for index in s.memory.replacing if index not in s.current]
-    if s.memory.phase == SUSPENDED or len(listed) >= MAX_REPLACED:
-        return None
-    found = sorted((pod.index, pod.uid) for pod in gang.stranded(s))
-    return Ungroup(tuple(found[: MAX_REPLACED - len(listed)])) if found else None
+    found = listable(s, ((pod.index, pod.uid) for pod in gang.stranded(s)))
+    return Ungroup(found) if found else None

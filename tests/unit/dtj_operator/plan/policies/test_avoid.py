@@ -289,7 +289,6 @@ RECOVERING = SEEN.was("Recovering", **JUST_LOST)
         param(RECOVERING.but(waiting(60)), True, id="a lost node, of which the scheduler knows by now"),
         param(RECOVERING.but(waiting(59)), False, id="a lost node that the scheduler may take for ready"),
         param(RECOVERING.seeing(nodes=without("n1")).but(waiting(10)), True, id="a lost node that is gone"),
-        param(FAULTY.but(waiting(300)).was("Suspended"), False, id="suspended"),
     ],
 )
 def test_required_avoidance_ends_if_pods_are_unschedulable(given: JobBuilder, allowed: bool) -> None:

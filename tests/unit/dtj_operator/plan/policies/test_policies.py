@@ -135,9 +135,6 @@ def test_suspend(given, verdict) -> None:
         param(TWO, False, id="no deadline"),
         param(TWO.wants(activeDeadlineSeconds=61), False, id="a second left"),
         param(TWO.wants(activeDeadlineSeconds=60), True, id="reached"),
-        param(
-            TWO.wants(activeDeadlineSeconds=60).was("Suspended"), False, id="suspended time does not count"
-        ),
         param(job().wants(activeDeadlineSeconds=1), False, id="not started"),
     ],
 )
@@ -258,7 +255,6 @@ SAME_ERROR = TWO.but(pod(1).crashed(1, message="line 7\nKeyError: 'a'")).was(
     [
         param(TWO, None, id="healthy replicas are left alone"),
         param(CRASHED, COUNTED, id="one crash restarts the job"),
-        param(CRASHED.was("Suspended"), None, id="a pod that ends while the job is suspended is not a fault"),
         param(
             TWO.but(pod(1).crashed(78)), Fail("RecoveryRule", ANY, ANY), id="a bad recipe is never retried"
         ),

@@ -55,7 +55,6 @@ def decided(given: JobBuilder) -> tuple[int, bool] | None:
         param(RUNNING.replicas(4), None, id="scope Replica: more, which needs no verdict"),
         param(RUNNING.recovery(scope="Job").replicas(2), (2, True), id="scope Job: fewer"),
         param(RUNNING.recovery(scope="Job").replicas(4), (4, True), id="scope Job: more"),
-        param(RUNNING.replicas(4).was("Suspended"), None, id="suspended: the next attempt has it"),
         param(STARTING.but(UNSCHEDULABLE), (2, True), id="scope Job: unschedulable for two minutes"),
         param(STARTING.but(RECENTLY), None, id="scope Job: a second left"),
         param(STARTING.but(pod(2)), None, id="scope Job: the scheduler has not reported yet"),
