@@ -31,7 +31,9 @@ class _Admission(Wire):
 
 
 class _Check(Wire):
+    name: str = ""
     state: str = ""
+    message: str = ""
     pod_set_updates: list[PodSettings] = []
 
 
@@ -59,7 +61,7 @@ class _Workload(Wire):
 
 def _view(workload: _Workload) -> WorkloadView:
     meta, status = workload.metadata, workload.status
-    ready = (check for check in status.admission_checks if check.state == "Ready")
+    checks = status.admission_checks
     controller = next((each.uid for each in meta.owner_references if each.controller), "")
     return WorkloadView(
         **meta.identity() | {"owner_uid": controller},
@@ -67,7 +69,8 @@ def _view(workload: _Workload) -> WorkloadView:
         asked=None if controller else _asked(workload.spec),
         conditions=status.conditions,
         admission=None if status.admission is None else _admission(status.admission),
-        updates=tuple(update for check in ready for update in check.pod_set_updates),
+        updates=tuple(u for check in checks if check.state == "Ready" for u in check.pod_set_updates),
+        unchecked=tuple((check.name, check.message) for check in checks if check.state != "Ready"),
     )
 
 

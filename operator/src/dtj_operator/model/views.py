@@ -170,6 +170,7 @@ class WorkloadView(ConditionedView, frozen=True, gc=False, kw_only=True):
     asked: PodSetView | None = None  # only known while it has no owner
     admission: AdmissionView | None = None
     updates: tuple[PodSettings, ...] = ()  # of the admission checks
+    unchecked: tuple[tuple[str, str], ...] = ()  # admission checks that are not ready: name, message
 
 
 class NodeView(ObjectView, frozen=True, gc=False, kw_only=True):

@@ -112,6 +112,8 @@ def _not_admitted(job: Job, queue: Queue, known: WorkloadView) -> Suspend | None
         return None
     reserved = known.condition("QuotaReserved")
     said = f": {reserved.message}" if reserved is not None and reserved.message else ""
+    for name, message in known.unchecked if known.true("QuotaReserved") else ():
+        said += f"; admission check {name} is not ready" + (f": {message}" if message else "")
     if reserved is not None and _needs_help(reserved):
         fix = _fix(job, reserved.message)
         return Suspend(INADMISSIBLE, f"queue {queue.name} cannot admit the job{said}; {fix}")

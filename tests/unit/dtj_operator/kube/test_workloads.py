@@ -36,8 +36,11 @@ def test_only_checks_that_are_ready_change_the_pods() -> None:
     checks = [
         {"name": "a", "state": "Ready", "podSetUpdates": [update]},
         {"name": "b", "state": "Pending", "podSetUpdates": [{"name": "main", "labels": {"no": "no"}}]},
+        {"name": "c", "state": "Pending", "message": "ETA 9:00"},
     ]
-    assert decoded(status={"admissionChecks": checks}).updates == (PodSettings(node_selector={"pool": "a"}),)
+    found = decoded(status={"admissionChecks": checks})
+    assert found.updates == (PodSettings(node_selector={"pool": "a"}),)
+    assert found.unchecked == (("b", ""), ("c", "ETA 9:00"))
 
 
 def test_workload_of_another_controller_has_its_owner() -> None:

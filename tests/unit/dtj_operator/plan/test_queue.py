@@ -116,6 +116,16 @@ def test_condition_repeats_what_kueue_says() -> None:
     assert (ready["reason"], ready["message"]) == ("Queued", status["message"])
 
 
+def test_condition_names_the_admission_checks_that_a_job_with_quota_waits_for() -> None:
+    reserved = ConditionView(type="QuotaReserved", status="True", message="Quota reserved")
+    checks = (("nodes", "no node before 9:00"), ("budget", ""))
+    given = HELD.in_queue(TWO.workload(conditions=(reserved,), unchecked=checks))
+    assert new_status(given.snapshot(), None)["message"] == (
+        "the job waits in queue gpus: Quota reserved; admission check nodes is not ready: "
+        "no node before 9:00; admission check budget is not ready"
+    )
+
+
 QUOTA_TOO_SMALL = "insufficient quota for cpu in flavor a, request > maximum capacity (2 > 1)"
 NO_LEVEL = 'Flavor "a" does not contain the requested level'
 IN_USE = "insufficient unused quota for cpu in flavor b, 1 more needed"
