@@ -148,6 +148,11 @@ async def test_only_pods_are_created_with_strict_validation_because_only_they_ha
     [
         param([making(wanted(index)) for index in range(9)], says(stored(wanted())), id="creates"),
         param([DeletePod(pod(index).pod) for index in range(99)], REMOVED, id="deletions"),
+        param(
+            [*(DeletePod(pod(index).pod) for index in range(99)), Create(service(JOB))],
+            REMOVED,
+            id="a Service after deletions",
+        ),
     ],
 )
 async def test_calls_end_after_a_minute_and_the_next_reconcile_does_the_rest(
@@ -160,6 +165,7 @@ async def test_calls_end_after_a_minute_and_the_next_reconcile_does_the_rest(
     async with doing(*[answer] * 3, *[slow] * 99) as do:
         assert await do(*actions) == Applied(unfinished=True)
         assert 3 < len(do.server.asked) < len(actions)
+        assert "POST services" not in do.asked()
 
 
 async def test_used_up_quota_costs_one_request() -> None:
