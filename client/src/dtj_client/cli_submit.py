@@ -19,11 +19,7 @@ from dtj_client.requirements import read
 from dtj_client.template import find, origins
 
 FILE = click.Path()  # the completion of the shell offers files
-BEFORE_THE_PROGRAM = (
-    *("--checkpoints", "--code-claim", "--context", "--cpu", "--dry-run", "--env-from", "--follow", "--gpus"),
-    *("--image", "--kubeconfig", "--memory", "--namespace", "--no-code", "--queue", "--replicas"),
-    *("--requirements", "--template", "--user", "-n"),
-)
+OF_PROGRAMS_TOO = {"--env", "--file", "-f", "--name", "--output", "-o"}  # options of submit that others have
 WITH_A_FILE = ("file", "name", "dry_run", "follow", "output", "command")
 
 
@@ -43,10 +39,12 @@ class _Submit(click.Command):
                 "as: -- dtj run --nproc 4 train.py",
                 ctx,
             ) from None
+        every = (name for each in self.params for name in each.opts if name.startswith("-"))
+        own = set(every) - OF_PROGRAMS_TOO
         program, *words = ctx.params.get("command") or [""]
         if given[: -len(words) - 1][-1:] != ["--"]:
             for word in takewhile(lambda each: each != "--", words):  # what is behind it is the program's
-                if (option := word.partition("=")[0]) in BEFORE_THE_PROGRAM:
+                if (option := word.partition("=")[0]) in own:
                     raise click.UsageError(
                         f"{option} stands behind {program}, so it would be an argument of it: write it "
                         f"before the program; or, if it is one, -- before that: -- {program} ... {word}",

@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import yaml
-
 from dtj_client import accelerate, amounts, launchers, manifest, slurm, torchrun, wrappers
 from dtj_client.as_yaml import as_yaml
-from dtj_client.errors import ClientError, not_yaml
+from dtj_client.errors import ClientError
 from dtj_client.from_yaml import objects
 from dtj_client.kubectl import Json
 from dtj_client.manifest import BY_THE_OPERATOR, QUEUE_LABEL
@@ -44,12 +42,8 @@ def convert(text: str) -> list[Converted]:
     if re.search(r"^#SBATCH\s", text, re.MULTILINE):
         script = slurm.parse(text.replace("\r\n", "\n"))
         return [_with_values_to_write(_finished(script.name, script.spec, script.notes, {}))]
-    try:
-        found: list[Json] = [
-            _without_null(each) for each in objects(text) if isinstance(each, dict) and each.get("kind")
-        ]
-    except yaml.YAMLError as error:
-        raise ClientError(f"this is neither YAML nor an sbatch script: {not_yaml(error)}", _FIX) from error
+    every = objects(text, "this is neither YAML nor an sbatch script", _FIX)
+    found: list[Json] = [_without_null(each) for each in every if isinstance(each, dict) and each.get("kind")]
     kinds = set(map(_kind, found))
     if kinds == {"DistributedTrainingJob"}:
         raise ClientError("this is a DistributedTrainingJob already", "kubectl dtj submit -f submits it")

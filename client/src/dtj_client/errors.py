@@ -14,7 +14,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 PATIENCE_S = 300.0
@@ -99,11 +99,3 @@ class Patience:
             left = math.inf if ends is None else ends - self._clock()
             if left <= 0 or self._over.wait(min(_RETRY_S, left)):
                 raise TimeoutError("no answer so far")
-
-
-def not_yaml(error: Exception) -> str:
-    """What is wrong with a text that is not YAML, and where, without the lines that the parser quotes."""
-    problem: str | None = getattr(error, "problem", None)
-    place: Any = getattr(error, "problem_mark", None)
-    where = "" if place is None else f" in line {place.line + 1}, column {place.column + 1}"
-    return f"{problem or ' '.join(str(error).split())}{where}"

@@ -44,19 +44,30 @@ def decoded(data: bytes, errors: str = "strict") -> str:
     return data.decode("utf-16" if is_utf16 else "utf-8-sig", errors)
 
 
-def documents(text: str) -> list[Any]:
-    """All documents that are not empty. Raises yaml.YAMLError."""
+def documents(text: str, wrong: str = "this is not YAML", fix: str = "") -> list[Any]:
+    """All documents that are not empty. Raises ClientError: `wrong`, what it is and where, and the fix."""
     try:
         found = [json.loads(text)]
     except ValueError:
-        found = list(yaml.load_all(text, _Loader))
+        try:
+            found = list(yaml.load_all(text, _Loader))
+        except yaml.YAMLError as error:
+            raise ClientError(f"{wrong}: {_problem(error)}", fix) from error
     return [each for each in found if each is not None]
 
 
-def objects(text: str) -> list[Any]:
-    """All documents; instead of a List, as kubectl prints it, its objects. Raises yaml.YAMLError."""
+def _problem(error: yaml.YAMLError) -> str:
+    """What is wrong, and where, without the lines that the parser quotes."""
+    problem: str | None = getattr(error, "problem", None)
+    place: Any = getattr(error, "problem_mark", None)
+    where = "" if place is None else f" in line {place.line + 1}, column {place.column + 1}"
+    return f"{problem or ' '.join(str(error).split())}{where}"
+
+
+def objects(text: str, wrong: str, fix: str) -> list[Any]:
+    """The same; instead of a List, as kubectl prints it, its objects."""
     found: list[Any] = []
-    for each in documents(text):
+    for each in documents(text, wrong, fix):
         items = each.get("items") if isinstance(each, dict) and each.get("kind") == "List" else None
         found += items if isinstance(items, list) else [each]
     return found

@@ -9,9 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-import yaml
-
-from dtj_client.errors import ClientError, ExistsError, GoneError, UnansweredError, not_yaml
+from dtj_client.errors import ClientError, ExistsError, GoneError, UnansweredError
 from dtj_client.from_yaml import contents, decoded, objects
 from dtj_client.kubectl import GROUP, KIND, VERSION, Json, Kubectl
 from dtj_client.manifest import owned_by
@@ -144,10 +142,12 @@ def _interrupt_later() -> Iterator[Callable[[], None]]:
 def read_file(path: str) -> tuple[Json, list[Json]]:
     """Return the one job of a YAML file, and its other objects; `-` is standard input. Raises ClientError."""
     name = "standard input" if path == "-" else path
+    wrong, fix = f"{name} is not YAML", "correct the file"
     try:
-        found = objects(decoded(contents(path)))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ClientError(f"{name} is not YAML: {not_yaml(error)}", "correct the file") from error
+        text = decoded(contents(path))
+    except UnicodeDecodeError as error:
+        raise ClientError(f"{wrong}: {error}", fix) from error
+    found = objects(text, wrong, fix)
     if not all(isinstance(each, dict) and each.get("kind") for each in found):
         raise ClientError(f"{name} has a document without a kind", "each document is a Kubernetes object")
     jobs = [each for each in found if each["kind"] == "DistributedTrainingJob"]

@@ -9,9 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
-from dtj_client.errors import ClientError, not_yaml
+from dtj_client.errors import ClientError
 from dtj_client.from_yaml import documents
 from dtj_client.kubectl import Json, Kubectl
 
@@ -37,10 +35,7 @@ class Template:
     @property
     def job(self) -> Json:
         """The part of a job. Raises ClientError if it is not one."""
-        try:
-            objects = documents(self.text)
-        except yaml.YAMLError as error:
-            raise ClientError(f"template {self.name}: {KEY} is not YAML: {not_yaml(error)}", _FIX) from error
+        objects = documents(self.text, f"template {self.name}: {KEY} is not YAML", _FIX)
         found = objects[0] if len(objects) == 1 else None
         if not isinstance(found, dict) or set(found) - {"metadata", "spec"}:
             raise ClientError(f"template {self.name}: {KEY} is not an object with metadata and spec", _FIX)
