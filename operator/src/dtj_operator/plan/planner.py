@@ -56,7 +56,8 @@ POLICIES = (  # the first verdict wins
     ungroup,
     size.resize,
 )
-HELD_POLICIES = (bad_spec, suspend)  # of a suspended job, and of one whose pods are in another cluster
+# Of a suspended job, whose last ranks may be done just then, and of one whose pods are in another cluster.
+HELD_POLICIES = (bad_spec, success.success, suspend)
 
 
 def plan(s: Snapshot) -> Decision:

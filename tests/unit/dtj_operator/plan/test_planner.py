@@ -17,6 +17,7 @@ from dtj_operator.plan.actions import (
     Fail,
     Restart,
     Resume,
+    Succeed,
     Suspend,
 )
 from dtj_operator.plan.planner import plan, plan_gone
@@ -164,6 +165,12 @@ def test_nothing_but_the_end_of_a_suspension_is_decided_meanwhile(given: JobBuil
     suspended = given.wants(suspend=True).was("Suspended").snapshot()
     assert plan(suspended).verdict is None
     assert isinstance(plan(given.was("Suspended").snapshot()).verdict, Resume)
+
+
+def test_job_that_is_done_as_it_is_suspended_has_succeeded() -> None:
+    """Else it would train its last steps again after the suspension."""
+    done = TWO.running().having(pod(0).succeeded(), pod(1).succeeded().deleting())
+    assert isinstance(plan(done.wants(suspend=True).was("Suspended").snapshot()).verdict, Succeed)
 
 
 @pytest.mark.parametrize(
