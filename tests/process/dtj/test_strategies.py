@@ -16,6 +16,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dtj.data import order
 from dtj.models.gpt import GPT
+from dtj.parallel.compress import Hook
+from dtj.parallel.ddp import RebuildableDDP
 from dtj.telemetry.metrics import Meter
 from tests.process.dtj.conftest import PROGRAMS, SHAPE, Finished
 from tests.support import checkpoints
@@ -352,6 +354,42 @@ def test_mfu_of_tensor_parallel_counts_what_a_rank_computes() -> None:
         torch.autograd.backward(split(torch.ones(2, 4, requires_grad=True)).sum())
     each_matrix = 4 * 6 / 2  # elements on this rank
     assert meter.flops_per_sample == 2 * 3 * 2 * each_matrix  # forward, and twice as much backward
+
+
+class Rotated(nn.Module):
+    """Has a trained complex weight, and one of a type that gloo does not send."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = nn.Linear(2, 2, bias=False, dtype=torch.complex64)
+        self.turn.base = nn.Parameter(torch.ones(1).to(torch.float8_e4m3fn), requires_grad=False)
+        self.score = nn.Linear(2, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.score(self.turn(x).abs())
+        return found
+
+
+class Noted(Hook):
+    """Notes whose gradients DDP wants to average."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parameters: set[torch.Tensor] = set()
+
+    def _send(self, bucket: Any) -> "torch.futures.Future[torch.Tensor]":
+        self.parameters |= set(bucket.parameters())
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+
+@pytest.mark.usefixtures("first_of_two")
+def test_ddp_averages_complex_gradients() -> None:
+    model, hook = Rotated(), Noted()
+    wrapped = RebuildableDDP(model, device=torch.device("cpu"), hook=hook, init_sync=False)
+    torch.autograd.backward(wrapped(torch.ones(1, 2, dtype=torch.complex64)).sum())
+    assert hook.parameters == {model.turn.weight, model.score.weight}
 
 
 def test_zero1_shards_the_optimizers_of_all_models(finish: Finish, tmp_path: Path) -> None:
