@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import cross_entropy
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -18,6 +19,7 @@ from dtj.data import order
 from dtj.models.gpt import GPT
 from dtj.parallel.compress import Hook
 from dtj.parallel.ddp import RebuildableDDP
+from dtj.parallel.fsdp import shard
 from dtj.telemetry.metrics import Meter
 from tests.process.dtj.conftest import PROGRAMS, SHAPE, Finished
 from tests.support import checkpoints
@@ -390,6 +392,29 @@ def test_ddp_averages_complex_gradients() -> None:
     wrapped = RebuildableDDP(model, device=torch.device("cpu"), hook=hook, init_sync=False)
     torch.autograd.backward(wrapped(torch.ones(1, 2, dtype=torch.complex64)).sum())
     assert hook.parameters == {model.turn.weight, model.score.weight}
+
+
+class Tied(nn.Module):
+    """Its last block has the weight of the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(4, 2)
+        self.blocks = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 4, bias=False))
+        self.blocks[1].weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.blocks(self.embed(tokens))
+        return found
+
+
+@pytest.mark.usefixtures("first_of_two")
+def test_weight_that_a_block_shares_stays_tied_when_it_is_sharded() -> None:
+    model = Tied()
+    shard(model, init_device_mesh("cpu", (2,)), half=None)
+    torch.autograd.backward(model(torch.zeros(1, dtype=torch.int64)).sum())
+    assert model.blocks[1].weight is model.embed.weight
+    assert [isinstance(block, FSDPModule) for block in model.blocks] == [True, False]
 
 
 def test_zero1_shards_the_optimizers_of_all_models(finish: Finish, tmp_path: Path) -> None:

@@ -182,6 +182,9 @@ def test_blocks_of_a_model() -> None:
     assert blocks(nn.Linear(2, 2)) == []
     shared = nn.Linear(2, 2)
     assert blocks(nn.ModuleList([shared, shared])) == [shared]  # fully_shard takes a module only once
+    first, down = nn.Linear(2, 2), nn.Linear(2, 2)
+    level = nn.ModuleList([first, nn.ModuleDict({"down": down}), nn.ParameterList([shared.bias])])
+    assert blocks(nn.ModuleList([level])) == [first, down]  # those with a forward, as in a U-Net
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ shards within groups of ranks (a node), each of which has a whole copy: the heav
 """
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -65,9 +66,17 @@ def shard(model: nn.Module, mesh: Any, *, half: torch.dtype | None) -> None:
                 fix="change it (reshape(1), contiguous()) or leave it out, or use --parallel ddp or zero1",
             )
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
-    for module in (*blocks(model), model):
+    users = _users(model)
+    # A block that shares a weight with other modules is gathered with the rest, which holds the shared one.
+    own = [block for block in blocks(model) if _users(block).items() <= users.items()]
+    for module in (*own, model):
         fully_shard(module, mesh=mesh, mp_policy=policy)
     model.register_forward_hook(_free_without_backward)
+
+
+def _users(model: nn.Module) -> Counter[nn.Parameter]:
+    """How many modules have each parameter."""
+    return Counter(p for m in model.modules() for p in m.parameters(recurse=False))
 
 
 def _obstacle(parameter: torch.Tensor) -> str | None:

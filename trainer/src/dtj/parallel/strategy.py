@@ -391,19 +391,25 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 def blocks(model: nn.Module) -> list[nn.Module]:
     """The repeated layers of a model: members of its outermost ModuleLists and Sequentials, if it has any.
 
-    Only members with parameters. A member that is there several times, to share its weights, counts once.
+    Only members with parameters; instead of a member without a forward, such as a ModuleList, its own ones. A
+    member that is there several times, to share its weights, counts once.
     """
-    found: list[nn.Module] = []
 
-    def walk(module: nn.Module) -> None:
+    def members(module: nn.Module) -> Iterator[nn.Module]:
+        for child in module.children():
+            if type(child).forward is nn.Module.forward:
+                yield from members(child)
+            elif any(True for _ in child.parameters()):
+                yield child
+
+    def walk(module: nn.Module) -> Iterator[nn.Module]:
         if isinstance(module, nn.ModuleList | nn.Sequential):
-            found.extend(c for c in module if any(True for _ in c.parameters()))
+            yield from members(module)
         else:
             for child in module.children():
-                walk(child)
+                yield from walk(child)
 
-    walk(model)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(walk(model)))
 
 
 def check_model(model: nn.Module) -> None:
