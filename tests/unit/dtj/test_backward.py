@@ -24,7 +24,7 @@ from dtj.parallel.local_sgd import LocalSGD
 from dtj.parallel.stale import Stale
 from dtj.parallel.strategy import Strategy
 from dtj.ranks.world import World
-from dtj.step.backward import Moving, PlainForm, Rollback, Weights, backward, warm_up
+from dtj.step.backward import Moving, PlainForm, Rollback, Weighting, backward, warm_up
 from dtj.step.precision import Precision
 from tests.unit.dtj.feeds import feed
 from tests.unit.dtj.test_evaluate import single
@@ -80,6 +80,14 @@ def in_loop(model: nn.Module, batch: Batch, strategy: Strategy, precision: Preci
         loss, tokens = loss_and_tokens(model, mb)
         total = form.backward(loss, tokens, None)
     return total
+
+
+def test_loss_with_a_dimension_is_one_number_afterwards() -> None:
+    """On an accelerator the check for finite losses takes no other shape."""
+    model = nn.Linear(1, 1)
+    batch, precision = feed(data=TensorDataset(torch.ones(4, 1)), batch=4).batch(), Precision("fp32", CPU)
+    found = backward(lambda mb: model(mb[0]).mean(0), batch, strategy=single(model), precision=precision)
+    assert found.shape == ()
 
 
 @pytest.mark.parametrize("form", [in_closure, in_loop])
@@ -368,7 +376,7 @@ def test_count_that_is_in_host_memory_does_not_wait_for_cuda(
     strategy = Strategy(lay_out("none", "", World()), there)
     part = MicroBatch(0, np.arange(3), 1.0)
     batch = Batch(samples=3, epoch=0, ends_epoch=False, micro_batches=[part], fetch=lambda _: None)
-    weights = Weights(batch, strategy=strategy, precision=Precision("fp32", there))
+    weights = Weighting(batch, strategy=strategy, precision=Precision("fp32", there))
     with FakeTensorMode(allow_non_fake_inputs=True), Copies() as copies:  # needs no device
         weights.weighted(torch.zeros((), device=there), count, part)
     assert copies.are_queued == [is_queued]

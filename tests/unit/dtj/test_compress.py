@@ -16,7 +16,7 @@ from dtj.parallel import compress
 from dtj.parallel.ddp import DataParallel
 from dtj.parallel.layout import lay_out
 from dtj.ranks.world import World
-from dtj.step.backward import Rollback, Weights
+from dtj.step.backward import Rollback, Weighting
 from dtj.step.precision import Precision
 
 CPU = torch.device("cpu")
@@ -141,7 +141,7 @@ def test_losses_with_a_count_are_refused() -> None:
     """The rest of a gradient would get the count of the next one."""
     part = MicroBatch(0, np.arange(2), 1.0)
     batch = Batch(samples=2, epoch=0, ends_epoch=False, micro_batches=[part], fetch=lambda _: None)
-    weights = Weights(batch, strategy=Trained().strategy, precision=Precision("fp32", CPU))
+    weights = Weighting(batch, strategy=Trained().strategy, precision=Precision("fp32", CPU))
     weights.weighted(torch.ones(()), None, part)
     with pytest.raises(RecipeError, match=r"a loss came with a count, .*powersgd and topk"):
         weights.weighted(torch.ones(()), 3, part)

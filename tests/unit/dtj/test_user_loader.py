@@ -87,6 +87,7 @@ class Undivided:
         (Undivided(torch.ones(2)), torch.ones(2), True),
         (Undivided(torch.ones(2)), torch.zeros(2), False),
         (Undivided(object()), object(), False),  # nothing to compare
+        (Undivided(torch.eye(2).to_sparse()), object(), False),
         (divided(), torch.ones(2), False),
     ],
 )

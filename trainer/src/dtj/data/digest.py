@@ -9,14 +9,14 @@ import torch
 
 
 def digest(value: Any) -> int:
-    """63 bits that depend on the numbers, strings and tensors in a structure; other objects are equal."""
+    """63 bits that depend on the numbers, strings and dense tensors in a structure; all else is equal."""
     found = blake2b(digest_size=8)
     _add(value, found)
     return int.from_bytes(found.digest(), "little") >> 1
 
 
 def _add(value: Any, found: Any) -> None:
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) and value.layout == torch.strided:
         value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     if isinstance(value, np.ndarray) and value.dtype != object:
         found.update(value.tobytes())

@@ -29,7 +29,7 @@ _NO_INDICES = np.empty(0, dtype=np.int64)
 LossOf = Callable[[Any], torch.Tensor | tuple[torch.Tensor, Count]]
 
 
-class Weights:
+class Weighting:
     """Weights the losses of one backward pass over a batch, and makes its gradients the mean.
 
     Strategies average gradients over the ranks with different samples. Here they must be summed, since the
@@ -131,14 +131,14 @@ def backward(loss_of: LossOf, batch: Batch, *, strategy: Strategy, precision: Pr
     Returns () on the device, detached: its mean over the ranks is the loss of the global batch. With counts
     and --sync local or stale it is the loss of this rank's tokens, and 0 if it had none.
     """
-    weights = Weights(batch, strategy=strategy, precision=precision)
+    weighting = Weighting(batch, strategy=strategy, precision=precision)
 
     def weighted_loss(micro_batch: MicroBatch) -> torch.Tensor:
         with precision.autocast():
             loss, count = _with_count(loss_of(batch.fetch(micro_batch)))
-        return weights.weighted(loss, count, micro_batch)
+        return weighting.weighted(loss, count, micro_batch)
 
-    return weights.finish(strategy.accumulate(weighted_loss, batch.micro_batches))
+    return weighting.finish(strategy.accumulate(weighted_loss, batch.micro_batches))
 
 
 @dataclass(eq=False)
@@ -156,7 +156,7 @@ class PlainForm:
 
     def __post_init__(self) -> None:
         self._batch: Batch | None = None  # of the present pass
-        self._weights: Weights | None = None  # from its first loss on
+        self._weighting: Weighting | None = None  # from its first loss on
         self._micro_batch: MicroBatch | None = None  # whose loss is awaited
         self._is_last = False
         self._losses = 0  # of the present pass
@@ -208,15 +208,15 @@ class PlainForm:
                 fix="call it once for each micro-batch, in `for mb in batch:`; add up several losses first",
             )
         self._forward.close()
-        if self._weights is None:  # not earlier: a pass without a loss leaves the gradients alone
-            self._weights = Weights(self._batch, strategy=self.strategy, precision=self.precision)
-        weighted = self._weights.weighted(loss, count, self._micro_batch)
+        if self._weighting is None:  # not earlier: a pass without a loss leaves the gradients alone
+            self._weighting = Weighting(self._batch, strategy=self.strategy, precision=self.precision)
+        weighted = self._weighting.weighted(loss, count, self._micro_batch)
         weighted.backward()  # type: ignore[no-untyped-call]
         self._total = self._total + weighted.detach()
         self._micro_batch = None
         self._losses += 1
         if self._is_last:
-            self._total = self._weights.finish(self._total)
+            self._total = self._weighting.finish(self._total)
         return self._total
 
     def _has_gradients(self) -> bool:
@@ -230,7 +230,7 @@ class PlainForm:
             )
         self._losses = 0
         self.begins()
-        self._batch, self._weights = batch, None
+        self._batch, self._weighting = batch, None
         self._total = torch.zeros((), device=self.strategy.device)
 
 
@@ -318,13 +318,14 @@ def _with_count(found: Any) -> tuple[Any, Count | None]:
 
 
 def _checked(loss: Any) -> torch.Tensor:
+    """The loss, (); RecipeError if it is not one number."""
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
         raise RecipeError(
             f"the loss function returned {given}, expected a tensor with one element",
             fix="return the mean loss of the micro-batch, e.g. F.cross_entropy(model(mb.x), mb.y)",
         )
-    return loss
+    return loss.reshape(()) if loss.ndim else loss
 
 
 def _mixed() -> RecipeError:
