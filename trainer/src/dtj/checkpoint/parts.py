@@ -99,7 +99,7 @@ class Parts:
 
         states = self.rank_state()
         for part, name in self._buffers_of_others():
-            if name in states[part]:  # the program may leave a frozen encoder out of its checkpoints
+            if name in states[part]:  # the program may leave one out of its checkpoints
                 states[part][name] = local_part(states[part][name]).to("meta")
         mine, shards = sharded.extract_tensors(states)
         trees = [mine]  # of all ranks

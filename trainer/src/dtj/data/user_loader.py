@@ -394,7 +394,7 @@ def _can_divide(loader: Any) -> bool:
         return False
     if length_if_known(sampler) != length_if_known(loader.dataset):
         return False
-    is_shuffled = type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
+    is_shuffled = type(sampler) is RandomSampler and not sampler.replacement
     return is_shuffled or type(sampler) is SequentialSampler
 
 

@@ -25,12 +25,11 @@ def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def named_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
-    """Each buffer that is saved: its name in `state_of`, its module and itself; once for each name."""
+    """Each buffer: its name in `state_of`, if that has it, its module and itself; once for each name."""
     wrapped = _wrapped(model)
     for path, module in model.named_modules(remove_duplicate=False):
-        for name, buffer in module._buffers.items():
-            if buffer is not None and name not in module._non_persistent_buffers_set:
-                yield _plain(f"{path}.{name}" if path else name, wrapped), module, buffer
+        for name, buffer in module.named_buffers(path, recurse=False, remove_duplicate=False):
+            yield _plain(name, wrapped), module, buffer
 
 
 def state_of(part: Any) -> Any:

@@ -86,7 +86,7 @@ class TensorParallel(Strategy):
                     fix=f"with N a divisor of {size}: start N processes, or --parallel tp+ddp --mesh tp=N",
                 )
         for module in model.modules():
-            own = next((name for name, p in module._parameters.items() if p is not None), None)
+            own = next((name for name, _ in module.named_parameters(recurse=False)), None)
             if own and any(next(child.parameters(), None) is not None for child in module.children()):
                 raise RecipeError(
                     f"--parallel tp: {type(module).__name__} holds the parameter {own} beside its layers",

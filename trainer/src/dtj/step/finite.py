@@ -97,11 +97,9 @@ def are_finite(weights: Iterable[nn.Parameter]) -> bool:
     """
     trained = (w for w in weights if w.requires_grad and not w.is_meta)
     shards = [shard for w in trained if (shard := local_part(w.detach())).numel()]
-    # Norms are fast, unlike maxima or `isfinite`, but that of large weights can overflow.
-    norms = torch._foreach_norm(shards) if shards else []
-    is_finite = torch.stack([norm.to(norms[0].device) for norm in norms]).isfinite().tolist() if norms else []
-    doubtful = [shard for shard, sure in zip(shards, is_finite, strict=True) if not sure]
-    return all(bool(shard.isfinite().all()) for shard in doubtful)
+    # A norm is fast, unlike maxima or `isfinite`, but that of large weights can overflow.
+    is_sure = bool(nn.utils.get_total_norm(shards).isfinite())
+    return is_sure or all(bool(shard.isfinite().all()) for shard in shards)
 
 
 def _named(is_bad: Sequence[bool]) -> str:
