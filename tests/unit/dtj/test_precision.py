@@ -36,6 +36,14 @@ def test_gradients_are_divided_whatever_the_default_type() -> None:
     assert weight.grad.tolist() == [1, 1, 1]
 
 
+def test_sparse_gradients_are_divided_once_for_each_row() -> None:
+    precision, table = Precision("fp16", torch.device("cpu")), nn.Embedding(4, 1, sparse=True)
+    torch.autograd.backward(table(torch.tensor([2, 2, 0])).sum() * precision.scale)
+    precision.unscale(table.parameters(), all_finite=bool)
+    assert table.weight.grad is not None
+    assert table.weight.grad.to_dense().flatten().tolist() == [1, 0, 2, 0]
+
+
 @pytest.mark.parametrize(
     ("gradient", "finite_everywhere"),
     [

@@ -86,6 +86,9 @@ class Precision:
         groups: dict[Any, list[torch.Tensor]] = defaultdict(list)
         for parameter in parameters:
             gradient = local_part(parameter.grad)
+            if gradient.is_sparse:  # of an embedding; a row that is in it several times is added up
+                parameter.grad = gradient.coalesce()
+                gradient = parameter.grad.values()
             groups[gradient.device, gradient.dtype].append(gradient)
         found = [torch.zeros((), device=self._device)]
         for (device, _), gradients in groups.items():
