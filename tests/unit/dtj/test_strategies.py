@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -23,7 +24,7 @@ from dtj.parallel.pipeline import Pipeline
 from dtj.parallel.select import select
 from dtj.parallel.stages import split_evenly
 from dtj.parallel.stale import Stale
-from dtj.parallel.strategy import Strategy, as_shard, blocks, part_of
+from dtj.parallel.strategy import Strategy, as_shard, blocks, broadcast, part_of
 from dtj.parallel.tensor import TensorParallel
 from dtj.parallel.zero import assign_owners
 from dtj.ranks.world import World
@@ -542,6 +543,23 @@ def test_parameter_that_cannot_be_sharded_is_named(value: torch.Tensor, message:
 def test_reduce_once_is_refused_if_nothing_is_sharded() -> None:
     with pytest.raises(RecipeError, match="--reduce-once does not work with --parallel ddp"):
         select(Settings(reduce_once=True), grid("ddp", ""), CPU, half=None)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.complex64, torch.int16])
+def test_buffer_with_gaps_gets_what_rank_0_sent_and_its_neighbors_stay(
+    kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = torch.arange(1, 7).to(kind)
+
+    def receive(sent: torch.Tensor, **_: Any) -> None:
+        sent.view(-1).copy_(values.view(sent.dtype))
+
+    monkeypatch.setattr(dist, "broadcast", receive)
+    table = torch.zeros(3, 3, dtype=kind)
+    broadcast(table[:, :2])
+    assert table.tolist() == [[1, 2, 0], [3, 4, 0], [5, 6, 0]]
+    with pytest.raises(RuntimeError, match=r"Please clone\(\)"):
+        broadcast(torch.zeros(1, dtype=kind).expand(6))  # not the memory behind it
 
 
 @pytest.mark.parametrize("name", ["topk", "powersgd", "bf16"])

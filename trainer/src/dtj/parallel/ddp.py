@@ -133,7 +133,7 @@ class RebuildableDDP(DistributedDataParallel):
         # Gradients are views of the buckets: this saves the memory of one copy of all gradients, and copying.
         is_whole = device.index is not None and not is_on_several_devices(module)
         ignored = list(getattr(module, _IGNORED, ()))
-        # Not those that are trained, as of complex numbers: DDP averages no gradient of what it ignores.
+        # Not those that are trained: DDP averages no gradient of what it ignores.
         others = (n for n, t in _tensors(module) if t.dtype not in SENT and not t.requires_grad)
         self._sent_as_bytes = set(others) - set(ignored)
         setattr(module, _IGNORED, [*ignored, *self._sent_as_bytes])

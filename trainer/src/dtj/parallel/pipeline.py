@@ -21,7 +21,7 @@ from dtj.parallel import buffers
 from dtj.parallel.average import average_gradients
 from dtj.parallel.layout import Layout
 from dtj.parallel.stages import keep_own, modules_of, split_into_stages, users_of
-from dtj.parallel.strategy import Strategy, WeightedLoss, broadcast_weights
+from dtj.parallel.strategy import Strategy, WeightedLoss, broadcast, broadcast_weights
 from dtj.ranks import exchange
 from dtj.ranks.world import collective_timeout
 
@@ -116,7 +116,7 @@ class Pipeline(Strategy):
         if self._data_group is not None:
             for buffer in model.buffers():
                 if not buffer.is_meta:
-                    dist.broadcast(buffer, group=self._data_group, group_src=0)
+                    broadcast(buffer, self._data_group)
 
     def _forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         """What `model(...)` does: capture its input, return the pipeline's output, or run all stages."""

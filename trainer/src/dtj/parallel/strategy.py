@@ -28,6 +28,7 @@ SENT = frozenset(
     {
         *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
         *(torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool),
+        *(torch.complex64, torch.complex128),
     }
 )
 # MicroBatch -> () loss with its graph, weighted such that the mean over ranks is the loss of the global batch
@@ -377,10 +378,13 @@ def broadcast_weights(model: nn.Module, device: torch.device) -> None:
         value.detach().copy_(there)
 
 
-def broadcast(tensor: torch.Tensor) -> None:
-    """Copy rank 0's values to every rank."""
-    sent = tensor if tensor.dtype in SENT else as_bytes(tensor)
-    waits.wait(dist.broadcast(sent, src=0, async_op=True), tensor.device)
+def broadcast(tensor: torch.Tensor, group: "dist.ProcessGroup | None" = None) -> None:
+    """Copy the values of a group's first rank, by default rank 0, to every rank of it."""
+    whole = tensor.contiguous()  # gloo sends as much memory as there are elements, whatever the strides are
+    sent = whole if tensor.dtype in SENT else as_bytes(whole)
+    waits.wait(dist.broadcast(sent, group_src=0, group=group, async_op=True), tensor.device)
+    if whole is not tensor:
+        tensor.copy_(whole)
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
