@@ -236,6 +236,7 @@ def coordinate(agents: int, port: int, is_ready: Callable[[], object]) -> None:
     """The loop of replica 0's agent, without ranks."""
     from dtj.agent.coordinator.coordinator import Coordinator
     from dtj.agent.coordinator.membership import Membership
+    from dtj.agent.coordinator.restarts import Restarts
     from dtj.agent.coordinator.watch.hang import Watchdog
     from dtj.agent.open_files import raise_open_files
     from dtj.agent.rank.preload import preload
@@ -243,9 +244,8 @@ def coordinate(agents: int, port: int, is_ready: Callable[[], object]) -> None:
     raise_open_files()
     preload(1)
     selector = selectors.DefaultSelector()
-    membership = Membership(
-        job=Job(replicas=agents, processes=PROCESSES), budget=RestartBudget(restarts=1000)
-    )
+    restarts = Restarts(budget=RestartBudget(restarts=1000))
+    membership = Membership(job=Job(replicas=agents, processes=PROCESSES), restarts=restarts)
     log = (lambda line: print(line, file=sys.stderr)) if "DTJ_MANY_AGENTS_LOG" in os.environ else _discard
     found = Coordinator(membership, Watchdog(timeout_s=3600.0), selector, log=log)
     found.listen(port)

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from dtj import contract as trainer
-from dtj.agent.coordinator import membership
+from dtj.agent.coordinator import restarts
 from dtj.agent.options import Options
 from dtj.agent.placement import Placement
 from dtj.agent.report.status import Status
@@ -241,7 +241,7 @@ def test_same_errors_are_the_programs_on_both_sides_and_end_with_the_same_time()
     endings = [Ending(rank=0, code=1, at=at, reason=reason) for reason in trainer.REASONS]
     counted = {each.cause for each in endings if outcome.error_number(each)}
     assert counted == set(blame.PROGRAM_ERRORS)
-    assert membership.RAN_WELL_S == restart.RAN_WELL_S
+    assert restarts.RAN_WELL_S == restart.RAN_WELL_S
 
 
 def test_client_and_local_run_read_the_same_values_from_a_manifest():

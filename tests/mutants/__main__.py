@@ -32,8 +32,8 @@ CODE: dict[str, tuple[tuple[str, ...], tuple[str, ...], int]] = {
     ),
     "order": (("dtj/data/order.py",), ("tests/unit/dtj/test_order.py",), 1000),
     "membership": (
-        ("dtj/agent/coordinator/membership.py",),
-        ("tests/unit/dtj/test_membership.py", "tests/unit/dtj/test_sizing.py"),
+        ("dtj/agent/coordinator/membership.py", "dtj/agent/coordinator/restarts.py"),
+        tuple(f"tests/unit/dtj/test_{name}.py" for name in ("membership", "restarts", "sizing")),
         60,
     ),
     "hang": (

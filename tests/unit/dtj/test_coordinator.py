@@ -11,6 +11,7 @@ import pytest
 
 from dtj.agent.coordinator.coordinator import Coordinator, some
 from dtj.agent.coordinator.membership import Membership
+from dtj.agent.coordinator.restarts import Restarts
 from dtj.agent.coordinator.watch.hang import Watchdog
 from dtj.agent.wire.facts import Heartbeats, Probes, as_message
 from dtj.agent.wire.link import Link, Message, encode
@@ -59,7 +60,8 @@ def pod(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     restarts_hung = getattr(request, "param", True)
     selector = selectors.DefaultSelector()
     watchdog = Watchdog()
-    membership = Membership(job=Job(processes=3), budget=RestartBudget(restarts=5))
+    restarts = Restarts(budget=RestartBudget(restarts=5))
+    membership = Membership(job=Job(processes=3), restarts=restarts)
     logged: list[str] = []
     coordinator = Coordinator(membership, watchdog, selector, restarts_hung=restarts_hung, log=logged.append)
     agent = Link(coordinator.link(), now=0.0)

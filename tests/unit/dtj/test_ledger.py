@@ -5,6 +5,7 @@ import selectors
 from dtj.agent.coordinator.coordinator import Coordinator
 from dtj.agent.coordinator.ledger import Ledger
 from dtj.agent.coordinator.membership import Membership
+from dtj.agent.coordinator.restarts import Restarts
 from dtj.agent.coordinator.watch.hang import Watchdog
 from dtj.agent.wire.protocol import CoordinatorState, Job, RestartBudget
 
@@ -59,7 +60,9 @@ def test_ledger_can_be_read_while_the_job_recovers() -> None:
 
 def test_steps_of_an_earlier_attempt_are_repeated_and_not_productive() -> None:
     """As after a suspension without a checkpoint."""
-    membership = Membership(job=Job(), budget=RestartBudget(), state=CoordinatorState(best_step=2))
+    membership = Membership(
+        job=Job(), restarts=Restarts(budget=RestartBudget()), state=CoordinatorState(best_step=2)
+    )
     with selectors.DefaultSelector() as selector:
         coordinator = Coordinator(membership, Watchdog(), selector, log=print)
         ledger, began = coordinator.ledger, coordinator.ledger.since

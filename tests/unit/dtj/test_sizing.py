@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dtj.agent.coordinator.membership import CAUSE_WAIT_S, Membership
+from dtj.agent.coordinator.restarts import Restarts
 from dtj.agent.coordinator.sizing import RESIZE_DELAY_S, SHRINK_DELAY_S, size
 from dtj.agent.wire.protocol import (
     Action,
@@ -35,7 +36,7 @@ def elastic(
 ) -> Membership:
     """An elastic job with this many replicas, of which the first `here` have joined."""
     job = Job(uid="u", attempt=2, replicas=replicas, limits=Limits(least, most, excluded), saves=saves)
-    found = Membership(job=job, budget=RestartBudget())
+    found = Membership(job=job, restarts=Restarts(budget=RestartBudget()))
     for replica in range(here):
         found.join(hello(replica), NOW)
     for rank in range(here if found.is_formed else 0):
@@ -249,7 +250,7 @@ def test_survivors_that_come_too_late_join_a_job_that_can_grow() -> None:
 def test_survivors_that_come_too_late_wait_beside_a_job_that_cannot_grow() -> None:
     found = late_survivors(saves=False)
     assert found.tick(NOW + 70 + RESIZE_DELAY_S) == []
-    found.budget = RestartBudget(restarts=1)
+    found.restarts.budget = RestartBudget(restarts=1)
     assert found.ended(end(0, 137), 1, NOW + 80) == [Form(6, frozenset(), 1)], "it gets no state from them"
     assert found.ended(end(0, 0), 6, NOW + 90) == [End(None)]
 

@@ -13,6 +13,7 @@ import pytest
 
 from dtj.agent.coordinator.coordinator import MAX_IN_STATUS, Coordinator
 from dtj.agent.coordinator.membership import Membership
+from dtj.agent.coordinator.restarts import Restarts
 from dtj.agent.coordinator.watch.hang import Watchdog
 from dtj.agent.report import status_server
 from dtj.agent.report.status import Status
@@ -28,7 +29,7 @@ def document(steps: dict[int, int]) -> dict[str, Any]:
     status = Status()
     for rank in (0, 1):
         status.started(rank, pid=100 + rank)
-    member = Membership(job=Job(processes=2, replicas=3000), budget=RestartBudget())
+    member = Membership(job=Job(processes=2, replicas=3000), restarts=Restarts(budget=RestartBudget()))
     member._gone, member._done = {2, 3}, {2: Ending(rank=2, code=0, at=NOW)}
     with selectors.DefaultSelector() as selector:
         coordinator = Coordinator(member, Watchdog(), selector, log=print)

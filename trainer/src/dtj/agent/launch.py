@@ -28,6 +28,7 @@ from dtj import contract
 from dtj.agent import process_end
 from dtj.agent.coordinator.coordinator import Coordinator
 from dtj.agent.coordinator.membership import Membership
+from dtj.agent.coordinator.restarts import Restarts
 from dtj.agent.coordinator.watch.hang import Watchdog
 from dtj.agent.open_files import raise_open_files
 from dtj.agent.options import Options
@@ -279,7 +280,8 @@ class _Agent:
         if self._placement.node_rank > 0:
             self._client.connect()
             return
-        membership = Membership(job=self._job, budget=self._options.budget, state=self._options.past)
+        restarts = Restarts(budget=self._options.budget)
+        membership = Membership(job=self._job, restarts=restarts, state=self._options.past)
         watchdog = Watchdog(timeout_s=self._options.hang_s)
         self._coordinator = Coordinator(
             membership,

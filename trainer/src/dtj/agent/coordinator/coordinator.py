@@ -326,10 +326,9 @@ class Coordinator:
             what = f"restarted rank {some(started)}; other ranks kept their state"
         else:
             what = "restarted all ranks"
-        job, budget = self.membership.job, self.membership.budget
+        job, restarts = self.membership.job, self.membership.restarts
         size = f"{job.replicas} replica{'s' if job.replicas > 1 else ''}; " if job.limits else ""
-        spent = self.membership.used(time.monotonic())
-        used = f"({spent} of {budget.restarts} in-place restarts used)"
+        used = f"({restarts.used(time.monotonic())} of {restarts.budget.restarts} in-place restarts used)"
         return f"generation {generation}: {size}{what} {used}"
 
     def _broadcast(self, message: Message) -> None:

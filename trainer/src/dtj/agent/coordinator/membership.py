@@ -22,9 +22,10 @@ from collections.abc import Set
 from dataclasses import dataclass, field, replace
 
 from dtj import contract
+from dtj.agent.coordinator.restarts import Restarts, row_of
 from dtj.agent.coordinator.sizing import RESIZE_DELAY_S, SHRINK_DELAY_S, size
 from dtj.agent.wire.buddies import choose_shift
-from dtj.agent.wire.outcome import Ending, error_number, first_cause
+from dtj.agent.wire.outcome import Ending, first_cause
 from dtj.agent.wire.protocol import (
     CONNECT_S,
     Action,
@@ -35,7 +36,6 @@ from dtj.agent.wire.protocol import (
     Hello,
     Job,
     Refuse,
-    RestartBudget,
     Say,
 )
 
@@ -49,13 +49,6 @@ VERDICT_S = 0.5
 LONGEST_CONNECT_S = 240.0
 # Every rank connects to every other, so that a large job needs more time.
 _RANKS_PER_S = 25
-# A life of a program that reports no steps is progress if it trains for this long: its optimizer may count
-# from 1 again, so it is not known whether it continues from a checkpoint.
-LIFE_STEPS = 10  # beyond its first
-LIFE_S = 2.0  # after its first step
-# Without steps, not even of an optimizer, only time shows that a life was progress.
-RAN_WELL_S = 600.0
-_MAX_BACKOFF_S = 300.0
 ENDED_EARLY = "ended without a failure while other ranks still needed it"
 
 
@@ -64,7 +57,7 @@ class Membership:
     """Every method takes one fact; those after which an action may be due at once return the actions."""
 
     job: Job
-    budget: RestartBudget
+    restarts: Restarts
     state: CoordinatorState = field(default_factory=CoordinatorState)
     agents: dict[int, str] = field(default_factory=dict)  # replica -> incarnation
     failure: Ending | None = None  # the last one that was healed
@@ -83,7 +76,7 @@ class Membership:
     _absent: dict[int, Ending] = field(default_factory=dict)  # of these, ranks that were never ready
     _gone: set[int] = field(default_factory=set)
     _replaced: set[str] = field(default_factory=set)
-    _restarts: dict[int, int] = field(default_factory=dict)  # replica -> of its newest pod, see Hello
+    _pods: dict[int, int] = field(default_factory=dict)  # replica -> `restarts` of its newest pod, see Hello
     _machines: dict[int, str] = field(default_factory=dict)  # replica -> machine of its newest pod
     _incident: dict[int, Ending] = field(default_factory=dict)  # failures of this generation, by rank
     _has_cause: bool = False  # one of them is more than a lost peer
@@ -97,9 +90,6 @@ class Membership:
     _stepped_at: float | None = None
     _step_s: float = 0.0  # duration of the last step
     _is_unformed: bool = False  # some rank did not reach its peers in this generation
-    _first_step: tuple[int, float] | None = None  # of rank 0 in this generation, and when
-    _failed_at: float | None = None  # when the last failure was counted
-    _spent_at: list[float] = field(default_factory=list)  # in-place restarts that may still count
     _left: set[int] = field(default_factory=set)  # replicas whose pod was asked to terminate and is gone
     _left_done: set[int] = field(default_factory=set)  # likewise, once all their ranks were done
     _resize_at: float | None = None
@@ -117,7 +107,7 @@ class Membership:
     @property
     def restarts_before_newest(self) -> int | None:
         """Restarts of the job before the newest pod that has joined was created; see Hello."""
-        return max(self._restarts.values(), default=None)
+        return max(self._pods.values(), default=None)
 
     @property
     def leaving(self) -> list[int]:
@@ -184,21 +174,16 @@ class Membership:
         elif hello.state.generation == 0:  # a new pod; the operator may have counted the loss of the old one
             row = max(self.state.without_progress, hello.state.without_progress)
             self.state = replace(self.state, without_progress=row)
-            self._limit(hello, now)
+            if hello.allowed is not None and hello.restarts >= max(self._pods.values()):  # of the newest pod
+                self.restarts.allow(hello.allowed, self.state, now)
         self._schedule_resize(now)
         return actions + self._form()
-
-    def _limit(self, hello: Hello, now: float) -> None:
-        """The newest pod knows how many restarts the operator allows now, without those that it counted."""
-        if hello.allowed is not None and hello.restarts >= max(self._restarts.values()):
-            left = max(0, hello.allowed - self.state.in_place)
-            self.budget = replace(self.budget, restarts=self.used(now) + left)
 
     def _take_over(self, theirs: CoordinatorState, now: float) -> None:
         """What an agent remembers of an earlier coordinator."""
         # Our in_place comes from the operator, and covers agents that are gone; theirs is what they saw.
         healed = max(self.state.in_place, theirs.in_place)
-        self._spent_at += [now] * (healed - self.state.in_place)
+        self.restarts.remember(healed - self.state.in_place, now)
         row = max(self.state.without_progress, theirs.without_progress)
         steps = (self.state.best_step, theirs.best_step)
         best = max((step for step in steps if step is not None), default=None)
@@ -254,13 +239,9 @@ class Membership:
         if self._stepped_at is not None:
             self._step_s = now - self._stepped_at
         self._stepped_at, self._step_due = now, None
-        first, began = self._first_step = self._first_step or (step, now)
-        best, row = self.state.best_step, self.state.without_progress
-        is_new = best is None or step > best
-        trains = is_counted and step - first >= LIFE_STEPS and now - began >= LIFE_S
-        if is_new or (trains and row) or self.state.unformed:
-            row = 0 if is_new or trains else row
-            self.state = replace(self.state, best_step=max(step, best or 0), unformed=0, without_progress=row)
+        self.state = self.restarts.stepped(self.state, step, now, is_counted=is_counted)
+        if self.state.unformed:
+            self.state = replace(self.state, unformed=0)
 
     def started_within(self, seconds: float) -> None:
         """Ranks have taken up to so long from the start of a generation to their first step."""
@@ -410,33 +391,25 @@ class Membership:
         self.state = replace(self.state, unformed=self.state.unformed + 1 if is_cut else 0)
         if self.state.unformed == 1:  # the first time is free: more time may be enough
             return self.renew()
-        spent = self._spent(culprit, now)
+        spent = self.restarts.spent(self.state, culprit, now) if self._counts(culprit) else None
         if culprit.is_final or self._left_done or spent is not None:
             if not self._waited_for_verdict and len(self._gone) < len(self.job.ranks):
                 self._waited_for_verdict = True
                 self._decide_by(now + VERDICT_S)
                 return []
-            self._count_error(culprit, now)
+            self.state = self.restarts.count_error(self.state, culprit, now)
             return self._over(culprit) + ([Say(f"no further restart: {spent}")] if spent else [])
         self.failure, self.failed_in = culprit, self.state.generation
         if self._counts(culprit):
-            self._count_error(culprit, now)
-            self._spent_at.append(now)
-            counted, row = self.state.in_place + 1, self.state.without_progress + 1
-            self.state = replace(self.state, in_place=counted, without_progress=row)
-            if delay_s := self._backoff_s():
+            self.state = self.restarts.count(self.state, culprit, now)
+            if delay_s := self.restarts.backoff_s(self.state):
                 return self._begin_backoff(now, delay_s)
         return self.renew()
-
-    def _backoff_s(self) -> float:
-        """Delay of the next generation: 0 after the first failure since progress."""
-        row = self._row
-        return float(min(_MAX_BACKOFF_S, self.budget.backoff_s * 2.0 ** min(row - 1, 30))) if row > 1 else 0.0
 
     def _begin_backoff(self, now: float, delay_s: float) -> list[Action]:
         self._end_generation()
         self._backoff_ends = now + delay_s
-        why = f"{self._row} failures in a row without progress"
+        why = f"{row_of(self.state)} failures in a row without progress"
         return [Say(f"the ranks start again in {delay_s:.0f} s: {why}")]
 
     def _end_backoff(self, now: float) -> list[Action]:
@@ -446,10 +419,10 @@ class Membership:
         return self._form()
 
     def _admit(self, hello: Hello) -> None:
-        if hello.replica not in self._restarts and hello.replica < self.job.replicas:
+        if hello.replica not in self._pods and hello.replica < self.job.replicas:
             self._missing_since.clear()  # the job is starting: the others get as long again
         self.agents[hello.replica] = hello.incarnation
-        self._restarts[hello.replica] = hello.restarts
+        self._pods[hello.replica] = hello.restarts
         self._machines[hello.replica] = hello.keeper.machine if hello.keeper else ""
         self._lost_at.pop(hello.replica, None)
         self._left_done.discard(hello.replica)
@@ -508,7 +481,7 @@ class Membership:
             return Refuse(hello.incarnation, "this coordinator belongs to an older attempt", for_good=False)
         if hello.attempt < self.job.attempt:
             return Refuse(hello.incarnation, f"attempt {self.job.attempt} has started", for_good=True)
-        if hello.incarnation in self._replaced or hello.restarts < self._restarts.get(hello.replica, 0):
+        if hello.incarnation in self._replaced or hello.restarts < self._pods.get(hello.replica, 0):
             return Refuse(hello.incarnation, "a newer pod has replaced it", for_good=True)
         if hello.replica not in range(self.job.most):
             why = f"the pods disagree on the job's size: replica {hello.replica} of {self.job.most}"
@@ -589,7 +562,8 @@ class Membership:
         holding = frozenset(rank for rank in self._healable if rank in self.job.ranks)
         self._kept = frozenset() if self._done or is_resized else holding
         self._healable = set(self._kept)
-        self._ready, self._done, self._absent, self._gone, self._first_step = set(), {}, {}, set(), None
+        self._ready, self._done, self._absent, self._gone = set(), {}, {}, set()
+        self.restarts.start_generation()
         self._failing, self._waited_for_verdict, self._is_unformed = {}, False, False
         shift, replicas = self.state.shift, self.job.replicas
         if self.state.replicas != replicas:  # else the buddies have what a new pod needs
@@ -617,40 +591,6 @@ class Membership:
     def _counts(self, culprit: Ending) -> bool:
         """A survivor that dies before it is ready again belongs to the fault that is being healed."""
         return culprit.rank not in self._kept or culprit.rank in self._ready
-
-    def _count_error(self, culprit: Ending, now: float) -> None:
-        identical = self._identical(culprit, now)
-        self.state = replace(self.state, error=error_number(culprit), identical=identical)
-        self._failed_at = now
-
-    def _identical(self, culprit: Ending, now: float) -> int:
-        """How often in a row, with this failure, the program ended with this error and without a step."""
-        error = error_number(culprit)
-        if error == 0 or self.state.best_step is not None:
-            return 0
-        ran_well = self._failed_at is not None and now - self._failed_at >= RAN_WELL_S
-        return 1 if ran_well or error != self.state.error else self.state.identical + 1
-
-    @property
-    def _row(self) -> int:
-        """Failures in a row that are known to have made no progress."""
-        return self.state.identical if self.state.best_step is None else self.state.without_progress
-
-    def _spent(self, culprit: Ending, now: float) -> str | None:
-        """Why no restart is left, empty if none was allowed; the state does not contain this failure yet."""
-        if not self._counts(culprit):
-            return None
-        if self.used(now) >= self.budget.restarts:
-            return f"{self.used(now)} of {self.budget.restarts} are used" if self.budget.restarts else ""
-        row = self._identical(culprit, now) if self.state.best_step is None else self._row + 1
-        return f"{row} failures in a row without progress" if row > self.budget.without_progress else None
-
-    def used(self, now: float) -> int:
-        """In-place restarts of this attempt that count towards the budget now."""
-        window_s = self.budget.window_s
-        if window_s is not None:
-            self._spent_at = [at for at in self._spent_at if now - at < window_s]
-        return self.budget.spent + len(self._spent_at)
 
     def _blame(self, ending: Ending) -> None:
         if ending.failed and self._last_cause:
