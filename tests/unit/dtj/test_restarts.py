@@ -81,6 +81,7 @@ def test_ranks_that_fail_again_without_progress_wait_for_the_backoff() -> None:
 
     assert not any(isinstance(action, Form) for action in found.join(hello(1, "new pod"), NOW + 5))
     assert found.tick(NOW + 19.9) == []
+    assert found.deadline == NOW + 20
     assert found.tick(NOW + 20) == [Form(3, frozenset(), 3)]
 
 

@@ -8,6 +8,7 @@ import threading
 import urllib.request
 from datetime import UTC, datetime
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,7 +17,9 @@ from dtj.agent.coordinator.membership import Membership
 from dtj.agent.coordinator.restarts import Restarts
 from dtj.agent.coordinator.watch.hang import Watchdog
 from dtj.agent.report import status_server
+from dtj.agent.report.console import PlainConsole
 from dtj.agent.report.status import Status
+from dtj.agent.report.status_page import StatusPage
 from dtj.agent.report.status_server import StatusServer, _HttpServer
 from dtj.agent.wire.outcome import Ending
 from dtj.agent.wire.protocol import Job, RestartBudget
@@ -63,6 +66,21 @@ def test_document_that_is_too_large_is_shown_without_its_metrics() -> None:
             server.publish(whole | {"metrics": metrics})
         assert json.loads(theirs.recv(1 << 20)) == whole
         assert json.loads(theirs.recv(1 << 20)) == whole | {"metrics": {}, "ranks": whole["ranks"][:2]}
+
+
+def test_no_document_is_due_once_the_server_has_ended_and_its_port_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the agent would build documents without a pause."""
+    starts = Mock(side_effect=[Mock(pid=1), OSError(98, "Address already in use")])
+    monkeypatch.setattr(StatusServer, "start", starts)
+    page = StatusPage("", 1, console=PlainConsole(), log=lambda _: None)
+    page.watch(Mock(), lambda: None)
+    page.show({})
+    assert page.deadline
+    assert page.reaped(1)
+    page.show({})
+    assert page.deadline is None
 
 
 def test_client_that_hangs_up_is_not_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:

@@ -145,7 +145,9 @@ class Membership:
     @property
     def deadline(self) -> float | None:
         """When `tick` has something to do."""
-        times = (self._decide_at, self._resize_at, self._shrink_at, self._step_due)
+        if self.is_over:
+            return None
+        times = (self._decide_at, self._resize_at, self._shrink_at, self._step_due, self._backoff_ends)
         return min((at for at in times if at is not None), default=None)
 
     @property

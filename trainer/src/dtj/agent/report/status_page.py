@@ -80,8 +80,8 @@ class StatusPage:
         self._console.progress(document)
         if self._server:
             self._server.publish(document)
-        if self._server or self._console.is_live:
-            self.deadline = time.monotonic() + _EVERY_S
+        is_shown = self._server or self._console.is_live
+        self.deadline = time.monotonic() + _EVERY_S if is_shown else None
 
     def close(self) -> None:
         """Stop serving."""
