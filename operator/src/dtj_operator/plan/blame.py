@@ -40,6 +40,8 @@ _NO_PROGRAM = re.compile(
 )
 _PROGRAM_FIX = "correct command or args of that container in spec.template, or its image"
 _KILLED_BY_NODE = {"DeletionByTaintManager", "DeletionByPodGC"}
+# Of a container that ended unseen, according to containerd and to the kubelet: mostly, its node restarted.
+_UNSEEN = {"Unknown", "ContainerStatusUnknown"}
 _PEER_PHRASES = re.compile(
     r"connection (reset|closed|refused) by peer|broken pipe|DistNetworkError"
     r"|remote process exited|socket timeout|(gloo|socketPoll).*(no route to host|connection timed out)"
@@ -103,9 +105,12 @@ def _fault_of(s: Snapshot, pod: PodView, isolated: Mapping[int, float]) -> Fault
         return _isolated(s, pod, isolated[pod.index])
     ended = _ended(s, pod)
     report = ended.report if ended else NO_REPORT
-    code = ended.exit_code if ended else None
-    taken_away = pod.deleting or lost or pod.true("DisruptionTarget")
-    reason, name = ("NodeLost", "") if lost else _classify(pod, ended, report, taken_away=taken_away)
+    # If the kubelet has evicted the pod it says so, and does not see its containers end either.
+    is_unseen = ended is not None and ended.reason in _UNSEEN and not pod.reason
+    code = ended.exit_code if ended and not is_unseen else None  # else a number that the runtime has made up
+    is_of_node = lost or (is_unseen and not pod.deleting)
+    taken_away = is_of_node or pod.deleting or pod.true("DisruptionTarget")
+    reason, name = ("NodeLost", "") if is_of_node else _classify(pod, ended, report, taken_away=taken_away)
     of_init = ended.name if ended is not None and ended.init and not taken_away else ""
     rank = _only_rank(s, pod.index) if report.rank is None and not of_init else report.rank
     return Fault(
@@ -123,7 +128,11 @@ def _fault_of(s: Snapshot, pod: PodView, isolated: Mapping[int, float]) -> Fault
         init_container=of_init,
         lacks_program=_lacks_program(ended) is not None,
         conditions=tuple((c.type, c.status) for c in pod.conditions),
-        exit_codes=tuple((c.name, c.exit_code) for c in pod.containers if c.exit_code is not None),
+        exit_codes=tuple(
+            (c.name, c.exit_code)
+            for c in pod.containers
+            if c.exit_code is not None and c.reason not in _UNSEEN
+        ),
     )
 
 
@@ -299,7 +308,9 @@ def _message(s: Snapshot, pod: PodView, ended: ContainerView | None, report: Exi
     why = pod.message or next(said, "") or pod.reason
     last = tail(report.message or (ended.message if ended else ""), MESSAGE_TAIL)
     lacks = _lacks_program(ended)
-    if ended is not None and lacks is not None:
+    if ended is not None and ended.reason in _UNSEEN:
+        last = f"container {ended.name} ended unseen, as if its node had restarted"
+    elif ended is not None and lacks is not None:
         last = f"container {ended.name} cannot start: {lacks}; {_PROGRAM_FIX}"
     elif ended is not None and ended.init and last:
         last = f"init container {ended.name}:\n{last}"

@@ -247,6 +247,10 @@ def test_primary_cause_comes_before_isolation() -> None:
     assert fault(unheard().but(pod(1).crashed(1))).replica == 1
 
 
+REBOOTED = pod(2).crashed(255, reason="Unknown")  # as containerd says it after a restart of the node
+UNSEEN = pod(2).crashed(137, reason="ContainerStatusUnknown")  # as the kubelet does
+
+
 @pytest.mark.parametrize(
     ("given", "replica", "reason"),
     [
@@ -277,6 +281,8 @@ def test_primary_cause_comes_before_isolation() -> None:
             "NodeLost",
             id="a lost node",
         ),
+        param(FOUR.but(REBOOTED), 2, "NodeLost", id="a node that restarted"),
+        param(FOUR.but(UNSEEN.evicted(FULL)), 2, "Evicted", id="a limit of local storage, container not seen"),
         param(FOUR.but(pod(2).running().deleting()), 2, "Evicted", id="a deleted pod"),
         param(FOUR.without(2), 2, "Evicted", id="a pod that vanished"),
         param(FOUR.but(pod(2).refused("OutOfcpu")), 2, "Evicted", id="a pod rejected by its kubelet"),
@@ -287,6 +293,14 @@ def test_the_class_of_a_fault(given, replica, reason) -> None:
     found = fault(given)
 
     assert (found.replica, found.reason) == (replica, reason)
+
+
+@pytest.mark.parametrize("given", [REBOOTED, UNSEEN])
+def test_restart_of_a_node_is_not_an_end_of_the_program(given: PodBuilder) -> None:
+    """Neither counts it, nor does the number that the runtime has made up match a rule of the user."""
+    found = fault(FOUR.but(given))
+    assert (found.reason, found.disruption, found.exit_code, found.exit_codes) == ("NodeLost", True, None, ())
+    assert found.message == "container trainer ended unseen, as if its node had restarted"
 
 
 @pytest.mark.parametrize(
