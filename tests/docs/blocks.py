@@ -16,8 +16,9 @@ What a test does with a block is decided by its info string, the words after the
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -35,6 +36,11 @@ def pages() -> list[Path]:
     """Return all pages that are checked."""
     own = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "charts/dtj-operator/README.md")
     return [*(ROOT / name for name in own), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def with_table(page: str, head: str, rows: Iterable[str]) -> str:
+    """Return the page with these rows below the head of their table, in place of those that it has."""
+    return re.sub(re.escape(head) + r"(\|.*\n)*", lambda _: head + "".join(rows), page, count=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import yaml
 
-from tests.docs.blocks import ROOT
+from tests.docs.blocks import ROOT, with_table
 
 VALUES = ROOT / "charts/dtj-operator/values.yaml"
 PAGE = ROOT / "charts/dtj-operator/README.md"
@@ -71,7 +71,7 @@ def first_sentence(comment: str) -> str:
 
 def renewed(page: str) -> str:
     """Return the page with the table of today's values."""
-    return re.sub(re.escape(HEAD) + r"(\|.*\n)*", lambda _: HEAD + "".join(rows()), page, count=1)
+    return with_table(page, HEAD, rows())
 
 
 if __name__ == "__main__":

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 import io
-import re
 import tokenize
 from collections.abc import Iterator
 
-from tests.docs.blocks import ROOT
+from tests.docs.blocks import ROOT, with_table
 
 PAGE = ROOT / "docs/your-code.md"
 HEAD = "| program | lines with dtj | without |\n|---|---|---|\n"
@@ -46,7 +45,7 @@ def rows() -> Iterator[str]:
 
 def renewed(page: str) -> str:
     """Return the page with the table of today's programs."""
-    return re.sub(re.escape(HEAD) + r"(\|.*\n)*", lambda _: HEAD + "".join(rows()), page, count=1)
+    return with_table(page, HEAD, rows())
 
 
 if __name__ == "__main__":

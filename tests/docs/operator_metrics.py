@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from prometheus_client import REGISTRY
 
 import dtj_operator.job_metrics  # noqa: F401 - registers all metrics
-from tests.docs.blocks import ROOT
+from tests.docs.blocks import ROOT, with_table
 
 PAGE = ROOT / "docs/operations.md"
 HEAD = "| metric | type | labels | meaning |\n|---|---|---|---|\n"
@@ -29,7 +28,7 @@ def rows() -> Iterator[str]:
 
 def renewed(page: str) -> str:
     """Return the page with the table of today's metrics."""
-    return re.sub(re.escape(HEAD) + r"(\|.*\n)*", lambda _: HEAD + "".join(sorted(rows())), page, count=1)
+    return with_table(page, HEAD, sorted(rows()))
 
 
 if __name__ == "__main__":

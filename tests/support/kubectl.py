@@ -70,6 +70,11 @@ class Kubectl:
         """Apply manifests as `kubectl apply -f -` does."""
         self("apply", "-f", "-", given=json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests}))
 
+    def set_status(self, kind: str, name: str, **status: object) -> None:
+        """Change fields of an object's status."""
+        patch = json.dumps({"status": status})
+        self("patch", kind, name, "--subresource=status", "--type=merge", "-p", patch)
+
     def get(self, kind: str, name: str) -> Json | None:
         """Return one object, or None if it does not exist."""
         text = self("get", kind, name, "-o", "json", "--ignore-not-found")

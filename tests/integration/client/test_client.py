@@ -110,11 +110,6 @@ def submitted(dtj: Dtj, *options: str) -> str:
     return "digits"
 
 
-def set_status(kubectl: Kubectl, **status: Any) -> None:
-    patch = json.dumps({"status": status})
-    kubectl("patch", "dtj", "digits", "--subresource=status", "--type=merge", "-p", patch)
-
-
 def test_submitted_job_has_its_code_and_the_code_belongs_to_it(dtj: Dtj, kubectl: Kubectl):
     name = submitted(dtj, "--replicas=2", "--env=A=b=c")
 
@@ -206,7 +201,7 @@ def test_example_of_the_docs_submits_a_function_and_waits(
     command = [sys.executable, "example.py"]
     with subprocess.Popen(command, cwd=tmp_path, env=alice, stdout=subprocess.PIPE, text=True) as process:
         kubectl.until("configmap", "digits-code", bool, within_s=PATIENCE_S)
-        set_status(kubectl, phase="Succeeded", restarts={"total": 3})
+        kubectl.set_status("dtj", "digits", phase="Succeeded", restarts={"total": 3})
         out, _ = process.communicate(timeout=PATIENCE_S)
     assert out == "Succeeded 3\n"
     job, code = kubectl.get("dtj", "digits"), kubectl.get("configmap", "digits-code")
@@ -240,7 +235,7 @@ class display:
     command = [sys.executable, "notebook.py"]
     with subprocess.Popen(command, cwd=tmp_path, env=alice, stdout=subprocess.PIPE, text=True) as process:
         kubectl.until("configmap", "digits-code", bool, within_s=PATIENCE_S)
-        set_status(kubectl, phase="Succeeded", step="100/100", message="<script>")
+        kubectl.set_status("dtj", "digits", phase="Succeeded", step="100/100", message="<script>")
         out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     assert '<progress value="100" max="100"' in out
@@ -273,13 +268,13 @@ def test_status_suspend_resume_scale_and_delete(dtj: Dtj, kubectl: Kubectl):
     suspended = kubectl.get("dtj", "digits")
     assert suspended is not None
     assert suspended["spec"]["suspend"] is True
-    set_status(kubectl, phase="Suspended")
+    kubectl.set_status("dtj", "digits", phase="Suspended")
     found = dtj("status", "digits").out
     assert found.endswith(f"next: kubectl dtj resume digits --namespace {kubectl.namespace}\n")
     assert dtj("resume", "digits").code == 0
     fixed = dtj("scale", "digits", "3")
     assert fixed.err.startswith("error: replicas cannot be changed without spec.elastic\n  fix: delete and")
-    set_status(kubectl, phase="Running")
+    kubectl.set_status("dtj", "digits", phase="Running")
     assert dtj("delete", "digits", given="n\n").code == 130
     assert kubectl.get("dtj", "digits") is not None
     assert dtj("delete", "digits", "--yes").out == "digits: deleted\n"
@@ -289,9 +284,9 @@ def test_status_suspend_resume_scale_and_delete(dtj: Dtj, kubectl: Kubectl):
 def test_wait_tells_by_its_exit_code_how_the_job_ended(dtj: Dtj, kubectl: Kubectl):
     submitted(dtj)
     assert dtj("wait", "digits", "--timeout=0").code == 3
-    set_status(kubectl, phase="Failed")
+    kubectl.set_status("dtj", "digits", phase="Failed")
     assert dtj("wait", "digits").code == 1
-    set_status(kubectl, phase="Succeeded")
+    kubectl.set_status("dtj", "digits", phase="Succeeded")
     assert dtj("wait", "digits").code == 0
 
 
@@ -376,7 +371,7 @@ async def test_asyncio_has_the_same_verbs(dtj: Dtj, kubectl: Kubectl, client: Cl
     waiting = asyncio.create_task(job.wait(timeout=PATIENCE_S))
     await job.suspend()
     assert (await job.manifest)["spec"]["suspend"] is True
-    set_status(kubectl, phase="Failed", restarts={"total": 2})
+    kubectl.set_status("dtj", "digits", phase="Failed", restarts={"total": 2})
     assert await waiting == "Failed"
     assert (await job.status).restarts == 2
     await job.stop()

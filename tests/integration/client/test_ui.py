@@ -64,18 +64,13 @@ def ui(alice: dict[str, str], namespace: str) -> Iterator[Ui]:
     assert process.returncode == 143, "it ends in order, and so ends its kubectl processes"
 
 
-def set_status(kubectl: Kubectl, name: str, **status: object) -> None:
-    patch = json.dumps({"status": status})
-    kubectl("patch", "dtj", name, "--subresource=status", "--type=merge", "-p", patch)
-
-
 def test_list_follows_the_jobs_of_the_namespace(ui: Ui, kubectl: Kubectl, namespace: str) -> None:
     code, first = ui.get("jobs?after=-1")
     assert (code, first["jobs"], first["namespace"]) == (200, [], namespace)
     assert ui.get(f"jobs?after={first['version']}")[0] == 204
 
     kubectl("create", "-f", "-", given=json.dumps(job("digits")))
-    set_status(kubectl, "digits", phase="Running", progress={"step": 1, "totalSteps": 4})
+    kubectl.set_status("dtj", "digits", phase="Running", progress={"step": 1, "totalSteps": 4})
     found = ui.until("jobs", lambda found: [each["done"] for each in found["jobs"]] == [0.25])
     assert (found["jobs"][0]["name"], found["jobs"][0]["phase"]) == ("digits", "Running")
 
@@ -86,7 +81,7 @@ def test_list_follows_the_jobs_of_the_namespace(ui: Ui, kubectl: Kubectl, namesp
 def test_page_of_a_job_has_its_pods_events_and_failure(ui: Ui, kubectl: Kubectl) -> None:
     kubectl("create", "-f", "-", given=json.dumps(job("digits", replicas=2)))
     failure = {"reason": "Exception", "replica": 1, "rank": 1, "at": "2026-01-01T12:00:00Z", "message": "bad"}
-    set_status(kubectl, "digits", phase="Running", failure=failure)
+    kubectl.set_status("dtj", "digits", phase="Running", failure=failure)
     found = ui.until("job/" + f"{kubectl.namespace}/digits", lambda found: bool(found.get("failures")))
     assert [each["state"] for each in found["replicas"]] == ["no pod", "no pod"]
     assert found["problem"] == ""

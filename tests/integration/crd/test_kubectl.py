@@ -47,9 +47,7 @@ def columns(text: str) -> Json:
 def running(kubectl: Kubectl) -> Kubectl:
     """Return kubectl in a namespace that has a job with the status above."""
     kubectl.apply(JOB)
-    kubectl(
-        "patch", "dtj", "digits", "--subresource=status", "--type=merge", "-p", json.dumps({"status": STATUS})
-    )
+    kubectl.set_status("dtj", "digits", **STATUS)
     return kubectl
 
 

@@ -70,8 +70,7 @@ def node(plane: ControlPlane, name: str, *, fit: int = PODS_THAT_FIT, **labels: 
         "-",
         given=json.dumps({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}),
     )
-    status = {"status": {"capacity": room, "allocatable": room, "conditions": [ready]}}
-    plane.kubectl("patch", "node", name, "--subresource=status", "--type=merge", "-p", json.dumps(status))
+    plane.kubectl.set_status("node", name, capacity=room, allocatable=room, conditions=[ready])
     plane.kubectl("taint", "node", name, "node.kubernetes.io/not-ready-")
     try:
         yield

@@ -29,16 +29,11 @@ def add_node(plane: ControlPlane, name: str, test: str, rack: str, capacity: int
     plane.kubectl("create", "-f", "-", given=json.dumps(body))
     resources = {"cpu": str(capacity), "memory": "8Gi", "pods": "110"}
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "ready"}
-    _set_status(plane, name, {"capacity": resources, "allocatable": resources, "conditions": [ready]})
+    plane.kubectl.set_status("node", name, capacity=resources, allocatable=resources, conditions=[ready])
     plane.kubectl("taint", "node", name, "node.kubernetes.io/not-ready-", check=False)
 
 
 def lose_node(plane: ControlPlane, name: str) -> None:
     """Set what the controller manager sets for a node that is silent."""
     unknown = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "silent"}
-    _set_status(plane, name, {"conditions": [{**unknown, "lastTransitionTime": now()}]})
-
-
-def _set_status(plane: ControlPlane, name: str, status: Json) -> None:
-    change = json.dumps({"status": status})
-    plane.kubectl("patch", "node", name, "--subresource=status", "--type=merge", "-p", change)
+    plane.kubectl.set_status("node", name, conditions=[{**unknown, "lastTransitionTime": now()}])

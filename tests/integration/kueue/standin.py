@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.integration.api import Api
 from tests.integration.kubelet import now
+from tests.support.predicates import condition as says
 
 Json = dict[str, Any]
 GROUP = "kueue.x-k8s.io"
@@ -111,16 +112,3 @@ def condition(kind: str, status: str, reason: str, message: str = "") -> Json:
         "message": message,
         "lastTransitionTime": now(),
     }
-
-
-def says(kind: str, status: str = "True", reason: str = "") -> Callable[[Json], bool]:
-    """Return whether a Workload has a condition."""
-
-    def holds(workload: Json) -> bool:
-        found = workload.get("status", {}).get("conditions", ())
-        return any(
-            each["type"] == kind and each["status"] == status and reason in ("", each["reason"])
-            for each in found
-        )
-
-    return holds

@@ -15,8 +15,9 @@ from tests.integration.kubelet import Kubelet, now
 from tests.integration.kueue import manager
 from tests.integration.kueue.conftest import QueuedCluster, operated
 from tests.integration.kueue.places import HOST, RACK, add_node, create_topology, lose_node
-from tests.integration.kueue.standin import GROUP, VERSION, condition, says
+from tests.integration.kueue.standin import GROUP, VERSION, condition
 from tests.support.predicates import condition as has
+from tests.support.predicates import condition as says
 from tests.support.predicates import phase
 
 pytestmark = [

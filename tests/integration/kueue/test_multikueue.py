@@ -14,8 +14,9 @@ from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import Kubelet
 from tests.integration.kueue import manager
 from tests.integration.kueue.conftest import QueuedCluster, operated, with_kueue
-from tests.integration.kueue.standin import GROUP, VERSION, says
+from tests.integration.kueue.standin import GROUP, VERSION
 from tests.support.predicates import condition as has
+from tests.support.predicates import condition as says
 from tests.support.predicates import phase
 
 pytestmark = [

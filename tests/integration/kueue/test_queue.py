@@ -9,9 +9,10 @@ from tests.integration.api import ApiError
 from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import Kubelet
 from tests.integration.kueue.conftest import QueuedCluster
-from tests.integration.kueue.standin import CLASSES, FLAVORS, condition, says
+from tests.integration.kueue.standin import CLASSES, FLAVORS, condition
 from tests.integration.operator.test_fence import CONTROLLED, DRY, refused_for_foreign
 from tests.support.predicates import condition as has
+from tests.support.predicates import condition as says
 from tests.support.predicates import phase
 
 pytestmark = pytest.mark.xdist_group("kueue")  # in one process, since their control plane is expensive

@@ -226,15 +226,7 @@ async def test_new_version_of_the_api_reaches_the_storage_and_no_job_notices(
             given=json.dumps(with_versions("v1beta1", "v1alpha1", "v1beta1")),
         )
         await until_stored_as(granted, cluster, "v1beta1")
-        granted.kubectl(
-            "patch",
-            "crd",
-            CRD,
-            "--subresource=status",
-            "--type=merge",
-            "-p",
-            json.dumps({"status": {"storedVersions": ["v1beta1"]}}),
-        )
+        granted.kubectl.set_status("crd", CRD, storedVersions=["v1beta1"])
         with pytest.raises(KubectlError, match="storedVersions"):  # no way back to the chart before
             granted.kubectl(
                 "apply", "--server-side", "--force-conflicts", "-f", str(CHART / "files/crd.yaml")
