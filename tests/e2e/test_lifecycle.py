@@ -1,4 +1,4 @@
-"""Suspend, deadline, time to live, pod clean-up and deletion, on real kubelets."""
+"""Suspension and deletion, on real kubelets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from tests.e2e.conftest import UNTIL_STOPPED, shell_job, workload_job
 from tests.e2e.test_recovery import steps_done
 from tests.support.kubectl import Json, Kubectl
-from tests.support.predicates import condition, phase
+from tests.support.predicates import phase
 
 OURS = "dtj.dev/job-name"
 
@@ -32,37 +32,6 @@ def test_suspended_job_resumes_at_the_committed_step(kubectl: Kubectl, runs: Jso
     # No checkpoint is due before the last step: only the agreed stop on SIGTERM can have committed this one.
     assert min(steps_done(kubectl, "pause-0")) > 20
     assert kubectl.get("dtj", "pause")["status"]["restarts"]["counted"] == 0  # type: ignore[index]
-
-
-def test_deadline_ends_the_job_and_its_pods(kubectl: Kubectl):
-    kubectl.apply(shell_job("late", UNTIL_STOPPED, activeDeadlineSeconds=15))
-
-    job = kubectl.until("dtj", "late", condition("Failed", reason="DeadlineExceeded"))
-
-    assert job["status"]["phase"] == "Failed"
-    kubectl.until_gone("pods", selector=OURS)
-
-
-def test_finished_job_is_deleted_after_its_time_to_live(kubectl: Kubectl):
-    kubectl.apply(shell_job("brief", "true", ttlSecondsAfterFinished=1))
-
-    kubectl.until("dtj", "brief", condition("Complete"), within_s=240)
-
-    for kind in ("dtj", "pods", "services", "networkpolicies"):
-        kubectl.until_gone(kind)
-
-
-def test_clean_up_policy_decides_which_finished_pods_stay(kubectl: Kubectl):
-    left = {"None": 2, "Running": 2, "All": 0}
-    kubectl.apply(*[shell_job(f"done-{policy.lower()}", "true", cleanPodPolicy=policy) for policy in left])
-
-    for policy, number in left.items():
-        name = f"done-{policy.lower()}"
-        kubectl.until("dtj", name, condition("Complete"), within_s=240)
-        kubectl.until_gone("services", selector=f"{OURS}={name}")
-        if number == 0:
-            kubectl.until_gone("pods", selector=f"{OURS}={name}")
-        assert len(kubectl.list("pods", f"{OURS}={name}")) == number
 
 
 def test_deletion_of_a_running_job_leaves_nothing(kubectl: Kubectl):

@@ -113,16 +113,6 @@ async def test_exit_code_78_fails_the_job_at_once(cluster: Cluster, kubelet: Kub
     )  # the running pod is deleted, the failed pod stays with its log
 
 
-async def test_rule_of_the_user_takes_precedence(cluster: Cluster, kubelet: Kubelet):
-    rule = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}}
-    await cluster.submit(recovery={"rules": [rule]})
-    await kubelet.until_running("job-0", "job-1")
-
-    await kubelet.finish("job-0", 42)
-
-    assert of(await cluster.until(phase("Failed")), "Failed")["reason"] == "RecoveryRule"
-
-
 async def test_spent_budget_fails_the_job_and_names_the_culprit(cluster: Cluster, kubelet: Kubelet):
     await cluster.submit(recovery={"maxRestarts": 1, "backoffSeconds": 0})
     for attempt in (0, 1):
@@ -150,22 +140,6 @@ async def test_deleted_pod_is_a_disruption_that_costs_nothing(cluster: Cluster, 
     assert (job["status"]["restarts"]["counted"], job["status"]["restarts"]["disruptions"]) == (0, 1)
 
 
-async def test_exit_code_75_costs_nothing_only_with_the_report_of_an_agent(
-    cluster: Cluster, kubelet: Kubelet
-):
-    await cluster.submit(recovery={"maxRestarts": 1, "backoffSeconds": 0})
-    reports = ('{"reason": "Stopped"}', '{"reason": "Stopped"}', "try again later", "try again later")
-    for attempt, report in enumerate(reports):
-        await cluster.until(lambda job, n=attempt: phase("Running")(job) and job["status"]["attempt"] == n)
-        await kubelet.until_running("job-0", "job-1")
-        await kubelet.finish("job-1", 75, message=report)
-
-    job = await cluster.until(phase("Failed"))
-    assert of(job, "Failed")["reason"] == "RestartBudgetSpent"
-    assert (job["status"]["restarts"]["counted"], job["status"]["restarts"]["disruptions"]) == (1, 2)
-    assert [failure["reason"] for failure in job["status"]["failures"]] == ["ExitCode"] * 2 + ["Stopped"] * 2
-
-
 async def test_suspended_job_deletes_its_pods_and_can_be_resumed(cluster: Cluster, kubelet: Kubelet):
     await cluster.submit()
     await kubelet.until_running("job-0", "job-1")
@@ -182,12 +156,6 @@ async def test_suspended_job_deletes_its_pods_and_can_be_resumed(cluster: Cluste
     assert pods["job-0"]["spec"]["nodeSelector"] == {"zone": "b"}
     assert pods["job-0"]["metadata"]["labels"]["queue"] == "a"
     assert job["status"]["restarts"]["total"] == 0
-
-
-async def test_job_that_is_created_suspended_has_no_pods(cluster: Cluster, kubelet: Kubelet):
-    await cluster.submit(suspend=True)
-    await cluster.until(phase("Suspended"))
-    assert kubelet.born == []
 
 
 async def test_deadline_fails_the_job(cluster: Cluster, kubelet: Kubelet):

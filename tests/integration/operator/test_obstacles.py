@@ -167,45 +167,15 @@ async def test_misspelled_field_of_the_template_is_reported_with_its_path(cluste
     assert kubelet.born == []
 
 
-async def test_message_of_the_scheduler_is_quoted(cluster: Cluster, kubelet: Kubelet):
-    kubelet.starts = False
-    await cluster.submit()
-    await kubelet.until(lambda pods: "job-1" in pods)
-    says = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
-    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": says}
-    await kubelet.set_status("job-1", {"conditions": [refused]})
-
-    job = await cluster.until(condition("PodsReady", "False", "Unschedulable"))
-
-    assert says in of(job, "PodsReady")["message"]
-    assert phase("Pending")(job)
-
-
-async def submit_waiting(cluster: Cluster, kubelet: Kubelet, reason: str, message: str) -> None:
-    """Submit a job whose first container cannot start."""
+async def test_missing_secret_is_in_the_status_and_in_an_event(cluster: Cluster, kubelet: Kubelet):
     kubelet.starts = False
     await cluster.submit()
     await kubelet.until(lambda pods: "job-0" in pods)
-    waiting = {"reason": reason, "message": message}
+    waiting = {"reason": "CreateContainerConfigError", "message": 'secret "s3-login" not found'}
     status = {"name": "trainer", "image": "trainer:1", "imageID": "", "ready": False, "restartCount": 0}
     await kubelet.set_status("job-0", {"containerStatuses": [{**status, "state": {"waiting": waiting}}]})
-
-
-async def test_missing_secret_is_in_the_status_and_in_an_event(cluster: Cluster, kubelet: Kubelet):
-    await submit_waiting(cluster, kubelet, "CreateContainerConfigError", 'secret "s3-login" not found')
 
     job = await cluster.until(condition("PodsReady", "False", "PodRejected"))
 
     assert 'secret "s3-login" not found' in of(job, "PodsReady")["message"]
     assert 'secret "s3-login" not found' in (await cluster.until_event("PodRejected"))["note"]
-
-
-async def test_message_of_the_kubelet_is_quoted_if_an_image_cannot_be_pulled(
-    cluster: Cluster, kubelet: Kubelet
-):
-    await submit_waiting(cluster, kubelet, "ImagePullBackOff", 'Back-off pulling image "trainer:1"')
-
-    job = await cluster.until(condition("PodsReady", "False", "ImagePullFailed"))
-
-    assert "trainer:1" in of(job, "PodsReady")["message"]
-    assert phase("Pending")(job)

@@ -48,26 +48,3 @@ async def test_obstacle_is_reported_until_it_is_gone(cluster: Cluster, kubelet: 
     running = await cluster.until(lambda job: phase("Running")(job) and condition("PodsReady")(job))
     assert "message" not in running["status"]
     assert of(running, "Healthy")["reason"] == "Running"
-
-
-async def test_suspended_time_does_not_count_towards_the_deadline(cluster: Cluster, kubelet: Kubelet):
-    await cluster.submit(activeDeadlineSeconds=3600)
-    await kubelet.until_running("job-0", "job-1")
-    await cluster.change(suspend=True)
-    suspended = await cluster.until(phase("Suspended"))
-    assert "startTime" not in suspended["status"]
-    await cluster.change(suspend=False, activeDeadlineSeconds=7200)
-    resumed = await cluster.until(phase("Running"))
-
-    assert resumed["status"]["startTime"] >= of(resumed, "Suspended")["lastTransitionTime"]
-    assert resumed["status"]["observedGeneration"] == resumed["metadata"]["generation"] == 3
-
-
-async def test_job_without_pods_has_no_healthy_condition(cluster: Cluster, kubelet: Kubelet):
-    await cluster.submit()
-    await cluster.until(condition("Healthy"))
-    await cluster.change(suspend=True)
-    suspended = await cluster.until(phase("Suspended"))
-
-    assert {each["type"] for each in suspended["status"]["conditions"]} == {"PodsReady", "Suspended"}
-    assert of(suspended, "PodsReady")["reason"] == "Suspended"
