@@ -19,7 +19,6 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-RETENTION = "tests/process/dtj/test_retention.py"
 PLAN = "tests/unit/dtj_operator/plan"
 
 # Area: Python files below src/ in the copy, the tests to run, and how many mutants to try.
@@ -44,10 +43,7 @@ CODE: dict[str, tuple[tuple[str, ...], tuple[str, ...], int]] = {
     "checkpoint": (
         # Not writer.py: only tests that start other processes reach it.
         ("dtj/checkpoint/save.py", "dtj/checkpoint/paths.py"),
-        (
-            "tests/unit/dtj/test_checkpoint.py",
-            f"{RETENTION}::test_old_checkpoints_are_removed_but_not_the_best",
-        ),
+        ("tests/unit/dtj/test_checkpoint.py",),
         60,
     ),
 }

@@ -14,7 +14,7 @@ import pytest
 
 from dtj.agent.rank import own_stacks
 from dtj.agent.rank.process import RankProcess
-from dtj.agent.rank.process_usage import Process, ProcessTable, Usage, process_of, processes, usage_of
+from dtj.agent.rank.process_usage import Process, ProcessTable, process_of, processes, usage_of
 from dtj.agent.replica import activity
 from dtj.agent.replica.activity import ActivityReader, did_something
 from dtj.agent.wire.signs import Activity
@@ -240,38 +240,3 @@ def test_rank_whose_processes_exit_while_they_are_read_is_active(
     assert did_something(before, now, elapsed_s=600)
     assert now.wakeups >= before.wakeups
     assert usage_of(ended.pid, table) is None, "a rank that has exited has no usage"
-
-
-IDLE = Usage(
-    pids=frozenset(range(1, 10)),
-    cpu_s=5.0,
-    io_bytes=7,
-    is_busy=False,
-    runnable=frozenset(),
-    stopped=frozenset(),
-    wakeups=10,
-    other_wakeups=dict.fromkeys(range(2, 10), 10),
-)
-
-
-@pytest.mark.parametrize(
-    ("now", "expected"),
-    [
-        pytest.param(IDLE, False, id="nothing"),
-        pytest.param(IDLE._replace(wakeups=2000), False, id="woken"),
-        pytest.param(IDLE._replace(cpu_s=5 + 10 * 8 * 0.0025), False, id="eight groups of gloo that wait"),
-        pytest.param(IDLE._replace(cpu_s=5.25), True, id="work"),
-        pytest.param(IDLE._replace(io_bytes=7 + 77_580), False, id="wandb"),
-        pytest.param(IDLE._replace(io_bytes=7 + 529_534), False, id="a thread that reads /proc each second"),
-        pytest.param(IDLE._replace(io_bytes=7 + 2_000_000), True, id="a download"),
-        pytest.param(IDLE._replace(pids=frozenset({1, 3})), True, id="another process"),
-        pytest.param(IDLE._replace(is_busy=True), True, id="a slow disk, or a debugger"),
-        pytest.param(
-            IDLE._replace(other_wakeups=dict.fromkeys(range(2, 10), 13)), False, id="eight workers that wait"
-        ),
-        pytest.param(IDLE._replace(other_wakeups={**IDLE.other_wakeups, 5: 31}), True, id="one busy worker"),
-    ],
-)
-@pytest.mark.parametrize("elapsed_s", [2, 10])
-def test_did_something_in_a_window(now: Usage, elapsed_s: float, expected: bool) -> None:
-    assert did_something(IDLE, now, elapsed_s=elapsed_s) is expected

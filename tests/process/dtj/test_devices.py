@@ -25,13 +25,3 @@ def test_example_with_two_devices_has_the_losses_of_one_process(finish: Finish, 
     alone, split = found
     assert split == pytest.approx(alone, abs=2e-4)
     assert alone[-1] < alone[0] / 2
-
-
-@pytest.mark.parametrize("flag", [("--parallel", "fsdp"), ("--sync", "local:4"), ("--compress", "bf16")])
-def test_several_devices_are_rejected_if_the_strategy_moves_the_model(
-    finish: Finish, flag: tuple[str, str]
-) -> None:
-    ended = finish("train", "--nproc", 2, "--devices", 2, *flag, "dtj.recipes.digits:recipe")
-    assert ended.code == 78
-    assert "--devices 2" in ended.err
-    assert flag[0] in ended.err

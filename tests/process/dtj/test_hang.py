@@ -203,20 +203,6 @@ def test_hang_without_a_restart_left_is_the_reason_in_the_termination_message(
     assert re.search(r"rank 1 is in .*small\.py:\d+ in fail", fields["message"])
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("DTJ_HANG_ACTION", "restart", "expected Restart or Report"),
-        ("DTJ_HANG_SECONDS", "5m", "expected a number of seconds"),
-        ("DTJ_MAX_RESTARTS", "many", "expected a whole number of at least 0"),
-    ],
-)
-def test_invalid_variable_is_refused(finish: Finish, name: str, value: str, message: str) -> None:
-    ended = finish("run", SMALL, **{name: value})
-    assert ended.code == 78
-    assert f"{name} is '{value}', {message}" in ended.err
-
-
 def test_plain_script_that_evaluates_for_longer_than_the_limit_is_left_alone(
     start: Start, tmp_path: Path
 ) -> None:

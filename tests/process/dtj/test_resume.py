@@ -146,53 +146,11 @@ def test_finished_run_that_is_started_again_says_how_to_train_further(finish: Fi
     assert "nothing left to train" not in finish(*flags, OUT=tmp_path, STEPS=6).err
 
 
-TWO_LOOPS = """
-import os
-import torch
-import dtj
-
-run = dtj.init()
-model = run.parallel(torch.nn.Linear(2, 1))
-data = run.data(torch.utils.data.TensorDataset(torch.ones(4, 2)), global_batch=4)
-run.state(model=model, data=data)
-for _ in range(2):
-    for batch in run.steps(int(os.environ["STEPS"])):
-        run.backward(lambda mb: model(mb[0]).mean(), batch)
-"""
-
-
-def test_run_that_was_resumed_and_trained_is_not_treated_as_finished(finish: Finish, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(TWO_LOOPS)
-    flags = ("run", "--checkpoint", tmp_path / "saved", script)
-    for steps in (2, 4):
-        ended = finish(*flags, STEPS=steps)
-        assert ended.code == 0, ended.err
-        assert "nothing left to train" not in ended.err
-    assert finish(*flags, STEPS=4).err.count("nothing left to train") == 2
-
-
 def test_resuming_from_a_missing_run_exits_78(finish: Finish, tmp_path: Path) -> None:
     ended = finish("run", "--nproc", 2, "--resume", tmp_path / "tpyo", SMALL, OUT=tmp_path)
     assert ended.code == 78
     assert ended.err.count("there is no readable checkpoint to resume from") == 1
     assert "Traceback" not in ended.err
-
-
-def test_checkpoint_of_another_model_exits_78(finish: Finish, tmp_path: Path) -> None:
-    flags = ("run", "--checkpoint", tmp_path / "saved", SMALL)
-    assert finish(*flags, OUT=tmp_path, STEPS=2).code == 0
-    ended = finish(*flags, OUT=tmp_path, STEPS=4, PLAIN=1)
-    assert ended.code == 78
-    assert "model does not fit the checkpoint of step 2" in ended.err
-
-
-def test_dataset_of_another_length_exits_78(finish: Finish, tmp_path: Path) -> None:
-    flags = ("run", "--checkpoint", tmp_path / "saved", SMALL)
-    assert finish(*flags, OUT=tmp_path, STEPS=2).code == 0
-    ended = finish(*flags, OUT=tmp_path, STEPS=4, SAMPLES=90)
-    assert ended.code == 78
-    assert "the checkpoint was made with a dataset of 98 samples; this one has 90" in ended.err
 
 
 def test_truncated_checkpoint_is_skipped_and_the_previous_one_is_used(finish: Finish, tmp_path: Path) -> None:

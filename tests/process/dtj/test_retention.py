@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
-from dtj.checkpoint import paths, weights
+from dtj.checkpoint import weights
 from dtj.errors import RecipeError
 from dtj.models.gpt import GPT
 from tests.process.dtj.conftest import PROGRAMS, SHAPE, Finished, Start, wait_for
@@ -53,22 +52,6 @@ def test_save_in_the_background_is_the_same_checkpoint(
         torch.testing.assert_close(dict(found), dict(expected), rtol=1e-4, atol=2e-5)
 
 
-def test_flag_keep_sets_how_many_checkpoints_stay(finish: Finish, tmp_path: Path) -> None:
-    train(finish, tmp_path / "out", "--save-every", 1, "--keep", 3)
-    assert names(tmp_path / "out" / "run") == ["step-4", "step-5", "step-6"]
-
-
-def test_best_checkpoint_is_kept_also_after_a_resume(finish: Finish, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    flags = ("run", "--checkpoint", out / "run", "--save-every", 100, PROGRAMS / "gpt.py")
-    out.mkdir()
-    for steps in (6, 9):  # no score of the last three is higher than that of step 3
-        scores = "0.1,0.5,0.9,0.2,0.3,0.4,0.1,0.8,0.9"
-        ended = finish(*flags, OUT=out, STEPS=steps, SCORES=scores)
-        assert ended.code == 0, ended.err
-    assert names(out / "run") == ["step-3", "step-6", "step-9"]
-
-
 @pytest.mark.parametrize(
     ("fourth", "best"),
     [
@@ -89,21 +72,6 @@ def test_best_checkpoint_could_not_be_written(
     assert "step-3 could not be written: " in ended.err
     assert {name for name in names(run) if not name.endswith(".tmp")} == {f"step-{best['step']}", "step-7"}
     assert json.loads((run / "best.json").read_text()) == best
-
-
-@pytest.mark.parametrize(
-    ("found", "keep", "best", "gone"),
-    [
-        pytest.param([1, 2, 3, 4], 2, None, ["step-2", "step-1"], id="the newest stay"),
-        pytest.param([1, 2, 3, 4], 3, 1, [], id="the best stays"),
-        pytest.param([1, 2, 3, 4], 2, 4, ["step-2", "step-1"], id="the best is among the newest"),
-    ],
-)
-def test_old_checkpoints_are_removed_but_not_the_best(
-    found: list[int], keep: int, best: int | None, gone: list[str]
-) -> None:
-    doomed = paths.to_remove([f"step-{n}" for n in found], committed=4, keep=keep, best=best)
-    assert doomed == gone
 
 
 @pytest.fixture
@@ -225,18 +193,6 @@ def test_weights_of_a_sharded_run_are_exported_and_loaded_by_another(
     assert torch.equal(again.head.weight, again.token.weight)
 
 
-def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "weights.pt"
-    torch.save(nn.Linear(3, 2).state_dict(), file)
-    with pytest.raises(RecipeError, match=r"has bias of shape \(2,\), not \(5,\) \(and 1 more\)"):
-        weights.load(nn.Linear(3, 5), CPU, path=file)
-    with pytest.raises(RecipeError, match="has bias, which the model does not have"):
-        weights.load(nn.Linear(3, 2, bias=False), CPU, path=file)
-    torch.save(nn.Linear(3, 2), file)
-    with pytest.raises(RecipeError, match="is not a state_dict"):
-        weights.load(nn.Linear(3, 2), CPU, path=file)
-
-
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
 def test_truncated_weights_are_refused(finish: Finish, whole: Path, tmp_path: Path, suffix: str) -> None:
     file = tmp_path / f"weights{suffix}"
@@ -244,17 +200,3 @@ def test_truncated_weights_are_refused(finish: Finish, whole: Path, tmp_path: Pa
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(RecipeError, match=f"{file} is not a "):
         weights.read(file)
-
-
-def test_export_without_a_checkpoint_a_part_or_a_target_folder_is_refused(
-    finish: Finish, whole: Path, tmp_path: Path
-) -> None:
-    ended = finish("export", tmp_path, tmp_path / "w.pt")
-    assert (ended.code, "there is no checkpoint in" in ended.err) == (78, True)
-    ended = finish("export", whole / "run", tmp_path / "w.pt", "--part", "net")
-    assert "has no part 'net'\n  fix: --part is one of data, model, optimizer" in ended.err
-    ended = finish("export", whole / "run", tmp_path / "none" / "w.pt")
-    assert (ended.code, ended.err) == (
-        78,
-        f"dtj: the folder {tmp_path / 'none'} does not exist\n  fix: create it, or choose another file\n",
-    )

@@ -6,9 +6,10 @@ import signal
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from dtj import contract
 from dtj.agent.report.status_server import StatusServer
 from tests.process.dtj.conftest import PROGRAMS, Command, Finished, children, free_port, is_dead, wait_for
-from tests.support.commands import DEADLINE_S
+from tests.support.commands import DEADLINE_S, commands
 
 Start = Callable[..., Command]
 
@@ -73,11 +74,19 @@ def test_running_job_reports_step_loss_and_checkpoint(start: Start, tmp_path: Pa
     assert status(port) == {}
 
 
-def test_script_without_dtj_is_reported_as_running_and_nothing_more(start: Start, tmp_path: Path) -> None:
-    port, script = free_port(), tmp_path / "sleeper.py"
-    script.write_text("import time\ntime.sleep(600)\n")
-    start("run", "--port", port, script)
-    wait_for(lambda: status(port).get("ranks"), "the status page")
+@pytest.fixture(scope="module")
+def sleeper(warm: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]:
+    """The agent of a script without dtj: its pid, and the port of its status page."""
+    port, folder = free_port(), tmp_path_factory.mktemp("sleeper")
+    (folder / "sleeper.py").write_text("import time\ntime.sleep(600)\n")
+    with commands(warm, folder) as begin:
+        agent = begin("run", "--port", port, folder / "sleeper.py")
+        wait_for(lambda: status(port).get("ranks"), "the status page")
+        yield agent.pid, port
+
+
+def test_script_without_dtj_is_reported_as_running_and_nothing_more(sleeper: tuple[int, int]) -> None:
+    _, port = sleeper
     found = status(port)
     assert {found[name] for name in ("step", "totalSteps", "epoch", "loss", "samplesPerSecond")} == {None}
     assert found["metrics"] == {}
@@ -85,28 +94,27 @@ def test_script_without_dtj_is_reported_as_running_and_nothing_more(start: Start
     assert "dtj_step" not in get(port, "/metrics")
 
 
-def test_unknown_page_is_not_found(start: Start, tmp_path: Path) -> None:
-    port, script = free_port(), tmp_path / "sleeper.py"
-    script.write_text("import time\ntime.sleep(600)\n")
-    start("run", "--port", port, script)
-    wait_for(lambda: status(port), "the status page")
+def test_unknown_page_is_not_found(sleeper: tuple[int, int]) -> None:
     with pytest.raises(urllib.error.HTTPError) as raised:
-        get(port, "/nothing")
+        get(sleeper[1], "/nothing")
     with raised.value as answer:
         assert answer.code == 404
 
 
-def test_page_is_served_again_if_its_process_dies(start: Start, tmp_path: Path) -> None:
+def test_concurrent_requests_for_stacks_are_all_answered(sleeper: tuple[int, int]) -> None:
+    with ThreadPoolExecutor() as pool:
+        answers = list(pool.map(lambda _: get(sleeper[1], "/stacks"), range(5)))
+    assert all(answer.startswith("rank 0, pid ") for answer in answers)
+
+
+def test_page_is_served_again_if_its_process_dies(sleeper: tuple[int, int]) -> None:
     """The operator would replace the pod, as one that is cut off."""
-    port, script = free_port(), tmp_path / "sleeper.py"
-    script.write_text("import time\ntime.sleep(600)\n")
-    command = start("run", "--port", port, script)
-    wait_for(lambda: status(port).get("ranks"), "the status page")
-    (server,) = {*children(command.pid)} - {rank["pid"] for rank in status(port)["ranks"]}
+    agent, port = sleeper
+    (server,) = {*children(agent)} - {rank["pid"] for rank in status(port)["ranks"]}
     os.kill(server, signal.SIGKILL)
     wait_for(lambda: status(port).get("ranks"), "the status page again")
     assert get(port, "/stacks").startswith("rank 0, pid ")
-    assert server not in children(command.pid)
+    assert server not in children(agent)
 
 
 def test_stacks_show_where_every_rank_is_now(start: Start, tmp_path: Path) -> None:
@@ -124,16 +132,6 @@ def test_stacks_show_where_every_rank_is_now(start: Start, tmp_path: Path) -> No
     assert second == f"pid {pids[1]}, step None\nno stack: the process does not respond\n"
     os.kill(pids[1], signal.SIGCONT)
     wait_for(lambda: get(port, "/stacks").count(f'File "{script}", line 3 in nap') == 2, "rank 1 to respond")
-
-
-def test_concurrent_requests_for_stacks_are_all_answered(start: Start, tmp_path: Path) -> None:
-    port, script = free_port(), tmp_path / "sleeper.py"
-    script.write_text("import time\ntime.sleep(600)\n")
-    start("run", "--port", port, script)
-    wait_for(lambda: status(port).get("ranks"), "the status page")
-    with ThreadPoolExecutor() as pool:
-        answers = list(pool.map(lambda _: get(port, "/stacks"), range(5)))
-    assert all(answer.startswith("rank 0, pid ") for answer in answers)
 
 
 def test_page_of_a_pod_answers_over_ipv4_and_ipv6() -> None:

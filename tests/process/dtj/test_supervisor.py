@@ -324,7 +324,7 @@ def test_rank_that_closes_its_pipes_keeps_running_and_they_are_no_longer_watched
     supervisor = node.run(close_output_and_wait)
     process = supervisor.newest[0]
     node.until(lambda: not process.streams and process.reports is None, "its pipes to be over")
-    assert {(1, "[rank 0] out\n")} < {x for x in node.heard if isinstance(x, tuple)} | {None}
+    assert (1, "[rank 0] out\n") in node.heard
     assert {"word": 1} in node.heard
     assert (supervisor.alive(), supervisor.endings()) == ([process], [])
     assert len(node.selector.get_map()) == 1, "only its death can still be noticed"

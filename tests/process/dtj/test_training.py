@@ -139,10 +139,3 @@ def test_endless_stream_is_trained_for_a_number_of_steps_and_scored_after_the_la
     assert ended.code == 78
     assert ended.err.count("the dataset is a stream without __len__") == 1
     assert "Recipe(steps=1000)" in ended.err
-
-
-def test_help_of_a_recipe_is_its_signature(finish: Callable[..., Finished]) -> None:
-    ended = finish("train", DIGITS, "--help")
-    assert ended.code == 0
-    assert ended.out.startswith(f"Usage: dtj train {DIGITS} [key=value ...]")
-    assert "  epochs        int    default 20\n" in ended.out

@@ -1,11 +1,8 @@
 """Verbs of Run that are called incorrectly end with an error of two lines, without a traceback."""
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from tests.process.dtj.conftest import PROGRAMS, Finished
 
@@ -37,77 +34,10 @@ def test_verb_that_is_called_incorrectly_is_explained(
     assert "\n  fix: " in ended.err
 
 
-def test_loop_over_micro_batches_that_is_left_early_is_refused(
-    finish: Callable[..., Finished], tmp_path: Path
-) -> None:
-    """The last micro-batch of a step averages the gradients: without it each rank would train alone."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        PROGRAM[: PROGRAM.index("for batch")] + "for batch in run.steps(2):\n"
-        "    for mb in batch:\n"
-        "        run.backward(model(mb[0]).mean())\n"
-        "        break\n"
-    )
-    ended = finish("run", "--nproc", 2, "--micro-batch", 1, script)
-    assert ended.code == 78, ended.err
-    assert "run.backward was called for 1 of 2 micro-batches of a step" in ended.err
-
-
-@pytest.mark.parametrize(
-    ("total", "shown"),
-    [("np.int64(2)", 2), ("torch.tensor(2)", 2), ("sys.maxsize", 2**53)],
-    ids=["NumPy", "torch", "no limit"],
-)
-def test_steps_may_be_any_whole_number(
-    finish: Callable[..., Finished], tmp_path: Path, total: str, shown: int
-) -> None:
-    """Log lines and reports contain the total, so it must be a plain int."""
-    script = tmp_path / "script.py"
-    program = PROGRAM.replace("run.steps(1)", f"run.steps({total})")
-    script.write_text(f"import sys, numpy as np\n{program}    if run.step:\n        run.finish()\n")
-    ended = finish("run", "--log-every", 1, script)
-    assert ended.code == 0, ended.err
-    lines = [line.removeprefix("[rank 0] ") for line in ended.out.splitlines()]
-    assert [line.split("  ")[0] for line in lines[:2]] == [f"step 1/{shown}", f"step 2/{shown}"]
-    assert ("eta" in lines[0]) == (shown == 2)
-
-
-def test_score_may_be_a_tensor(finish: Callable[..., Finished], tmp_path: Path) -> None:
-    """The checkpoint has it as a number: the tensor's device may not exist on the machine that loads it."""
-    script = tmp_path / "script.py"
-    script.write_text(f"{PROGRAM}    run.keep_best(loss)\n")
-    ended = finish("run", "--checkpoint", tmp_path / "run", script)
-    assert ended.code == 0, ended.err
-    assert type(json.loads((tmp_path / "run" / "best.json").read_text())["score"]) is float
-
-
-def test_evaluation_has_as_many_samples_at_a_time_as_training(
-    finish: Callable[..., Finished], tmp_path: Path
-) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        PROGRAM.replace("global_batch=4", "global_batch=2")
-        + "run.evaluate(lambda mb: print('scored', len(mb[0])) or mb[0][:, 0], samples)\n"
-    )
-    runs = ((2, ()), (1, ("--micro-batch", 1)))
-    assert [finish("run", *flags, script).out.count(f"scored {n}") for n, flags in runs] == [2, 4]
-
-
 def test_metric_is_that_of_the_whole_data_set(finish: Callable[..., Finished]) -> None:
     ended = finish("run", "--nproc", 3, PROGRAMS / "metrics.py", imports=["torchmetrics"])
     assert ended.code == 0, ended.err
     assert sorted(re.findall(r"rank (\d) found (.*)", ended.out)) == [(str(n), "1.0") for n in range(3)]
-
-
-def test_url_that_cannot_be_used_is_refused(finish: Callable[..., Finished], tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(PROGRAM)
-    ended = finish("run", "--weights", "s3://bucket/run", script)
-    assert ended.code == 78
-    assert "Invalid value for '--weights': this must be a local path" in ended.err
-    ended = finish("run", script, DTJ_CHECKPOINT_DIR="s4://bucket/run")
-    assert ended.code == 78
-    assert "s4://bucket/run cannot hold checkpoints: Protocol not known: s4" in ended.err
 
 
 def test_one_rank_alone_may_log_and_ask_for_a_line(finish: Callable[..., Finished], tmp_path: Path) -> None:

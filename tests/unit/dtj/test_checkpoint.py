@@ -55,6 +55,14 @@ def test_what_a_save_removes(names: list[str], committed: int, removed: list[str
     assert paths.to_remove(names, committed=committed) == removed
 
 
+@pytest.mark.parametrize(("keep", "best", "removed"), [(3, 1, []), (2, 4, ["step-2", "step-1"])])
+def test_best_checkpoint_stays_and_counts_as_one_of_the_newest_if_it_is(
+    keep: int, best: int, removed: list[str]
+) -> None:
+    names = [f"step-{n}" for n in (1, 2, 3, 4)]
+    assert paths.to_remove(names, committed=4, keep=keep, best=best) == removed
+
+
 def test_save_keeps_as_many_as_asked_for_and_the_best(tmp_path: Path) -> None:
     run = tmp_path / "run"
     owner = Owner(run, {})

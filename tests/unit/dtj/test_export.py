@@ -97,6 +97,9 @@ def test_part_that_is_not_a_model_is_refused(tmp_path: Path, *, is_sharded: bool
     source, _ = checkpoint(tmp_path / "run", is_sharded=is_sharded)
     with pytest.raises(RecipeError, match="the part 'optimizer' is not a model"):
         export.export(source, tmp_path / "w.pt", part="optimizer")
+    with pytest.raises(RecipeError, match="has no part 'net'") as raised:
+        export.export(source, tmp_path / "w.pt", part="net")
+    assert raised.value.fix == "--part is one of model, optimizer"
 
 
 @pytest.mark.parametrize("when", ["mapped", "shards_of"], ids=["before it is opened", "after it was opened"])

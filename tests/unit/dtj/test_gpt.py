@@ -98,6 +98,7 @@ def test_text_shorter_than_a_window_is_rejected() -> None:
         (recipe, {"lr": -1.0}, "lr is -1.0, expected a number above 0"),
         (gpt2, {"lr": math.nan, "kilobytes": 9}, "lr is nan, expected"),
         (digits.recipe, {"lr": math.inf}, "lr is inf, expected"),
+        (digits.recipe, {"epochs": 0}, "epochs is 0, expected"),
         (lambda **size: digits.recipe(**size).model(), {"width": 0}, "width is 0, expected"),
         (partial(text.Windows, b"abc"), {"context": 0}, "context is 0, expected"),
     ],

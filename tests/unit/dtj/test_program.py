@@ -43,6 +43,16 @@ def test_program_that_is_not_a_script(words: list[str], message: str) -> None:
     assert message in f"{raised.value.what}\n  fix: {raised.value.fix}"
 
 
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [("json.nosuch", "json.nosuch"), ("nosuch.deep", "nosuch"), ("json", "json.__main__")],
+    ids=["no such submodule", "no such package", "a package without a program"],
+)
+def test_module_that_cannot_be_run_is_named(name: str, missing: str) -> None:
+    with pytest.raises(RecipeError, match=f"there is no module '{missing}'"):
+        modules.check_runnable(name)
+
+
 @pytest.mark.usefixtures("restored")
 def test_script_with_a_syntax_error_is_retried_only_in_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

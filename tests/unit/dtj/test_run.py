@@ -1,8 +1,10 @@
 """Verbs of Run in one process: loaders of the user's own, and runs without data."""
 
+import json
 import math
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
@@ -25,6 +27,7 @@ from dtj.ranks import random_state, stop
 from dtj.recipes import digits
 from dtj.step.boundary import Boundary
 from dtj.telemetry import heartbeat
+from tests.support.checkpoints import names
 from tests.unit.dtj.test_device_copy import Recorded
 
 
@@ -256,6 +259,83 @@ def test_verb_that_is_called_incorrectly_is_refused(right: str, wrong: str, mess
     assert PROGRAM.count(right) == 1
     with pytest.raises(dtj.RecipeError, match=re.escape(message)):
         exec(PROGRAM.replace(right, wrong), {})
+
+
+@pytest.mark.parametrize(
+    ("total", "shown"),
+    [(np.int64(2), 2), (torch.tensor(2), 2), (sys.maxsize, 2**53)],
+    ids=["NumPy", "torch", "no limit"],
+)
+def test_steps_may_be_any_whole_number(capsys: pytest.CaptureFixture[str], total: Any, shown: int) -> None:
+    """Log lines and reports contain the total, so it must be a plain int."""
+    run = dtj.init(device="cpu", log_every=1)
+    for _ in run.steps(total):
+        if run.step:
+            run.finish()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines[:2]] == [f"step 1/{shown}", f"step 2/{shown}"]
+    assert ("eta" in lines[0]) == (shown == 2)
+
+
+def test_score_may_be_a_tensor(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint has it as a number: the tensor's device may not exist on the machine that loads it."""
+    monkeypatch.setenv("DTJ_CHECKPOINT_DIR", str(tmp_path / "run"))
+    exec(f"{PROGRAM}    run.keep_best(loss)\n", {})
+    assert type(json.loads((tmp_path / "run" / "best.json").read_text())["score"]) is float
+
+
+def test_best_checkpoint_is_kept_also_after_a_resume(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTJ_CHECKPOINT_DIR", str(tmp_path))
+    scores = [0.1, 0.5, 0.9, 0.2, 0.3, 0.4, 0.1, 0.8, 0.9]  # none of the last three is higher than the third
+    for total in (6, 9):
+        program = PROGRAM.replace("steps(1)", f"steps({total})") + "    run.keep_best(scores[run.step])\n"
+        exec(program, {"scores": scores})
+    assert names(tmp_path) == ["step-3", "step-6", "step-9"]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("Linear(2, 1)", "Linear(2, 3)", "model does not fit the checkpoint of step 1"),
+        ("ones(4, 2)", "ones(5, 2)", "was made with a dataset of 4 samples; this one has 5"),
+    ],
+)
+def test_checkpoint_of_another_program_is_refused(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, right: str, wrong: str, message: str
+) -> None:
+    monkeypatch.setenv("DTJ_CHECKPOINT_DIR", str(tmp_path))
+    exec(PROGRAM, {})
+    with pytest.raises(dtj.RecipeError, match=message):
+        exec(PROGRAM.replace(right, wrong), {})
+
+
+def test_run_that_was_resumed_and_trained_is_not_treated_as_finished(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DTJ_CHECKPOINT_DIR", str(tmp_path))
+    for total, complaints in ((2, 0), (4, 0), (4, 2)):
+        run = dtj.init(device="cpu")
+        model = run.parallel(nn.Linear(3, 1))
+        run.state(model=model, data=run.data(TensorDataset(X, Y), global_batch=4))
+        for _ in range(2):
+            train(run, model, torch.optim.SGD(model.parameters(), 0.1), total)
+        assert capfd.readouterr().err.count("nothing left to train") == complaints
+
+
+@pytest.mark.parametrize(("micro_batch", "sizes"), [(None, [2, 2]), (1, [1, 1, 1, 1])])
+def test_evaluation_has_as_many_samples_at_a_time_as_training(
+    micro_batch: int | None, sizes: list[int]
+) -> None:
+    found: list[int] = []
+
+    def score(mb: dtj.Pair) -> Any:
+        found.append(len(mb.x))
+        return mb.x[:, 0]
+
+    run = dtj.init(device="cpu", micro_batch=micro_batch)
+    run.data(TensorDataset(X, Y), global_batch=2)
+    run.evaluate(score, TensorDataset(X[:4], Y[:4]))
+    assert found == sizes
 
 
 def test_data_is_set_once() -> None:

@@ -70,6 +70,12 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(RecipeError, match="is not an index of weights"):
         weights.load(Tied(), CPU, path=tmp_path)
+    torch.save(nn.Linear(3, 2).state_dict(), tmp_path / "w.pt")
+    with pytest.raises(RecipeError, match=r"has bias of shape \(2,\), not \(5,\) \(and 1 more\)"):
+        weights.load(nn.Linear(3, 5), CPU, path=tmp_path / "w.pt")
+    torch.save(nn.Linear(3, 2), tmp_path / "w.pt")
+    with pytest.raises(RecipeError, match="is not a state_dict"):
+        weights.load(nn.Linear(3, 2), CPU, path=tmp_path / "w.pt")
 
 
 class Holder(nn.Module):

@@ -128,7 +128,7 @@ def test_node_that_is_avoided_from_now_on_is_named_once() -> None:
     assert (first["avoids"], known.get("avoids")) == (["w2"], None)
 
 
-def test_printed_line_has_the_job_and_its_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_printed_line_has_the_job_and_its_namespace() -> None:
     printed = io.StringIO()
     handler = logging.StreamHandler(printed)
     handler.setFormatter(log.JsonLines())
