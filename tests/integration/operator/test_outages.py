@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -21,13 +21,6 @@ from tests.support.predicates import phase
 Json = dict[str, Any]
 Outage = Callable[[ControlPlane], Awaitable[None]]
 BINDING = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/dtj-operator-dtj-system"
-
-
-@pytest.fixture
-async def kept(granted: ControlPlane, namespace: str, witness: Witness) -> AsyncIterator[Kept]:
-    """Return an operator that is restarted whenever it exits."""
-    async with process.kept(granted, watch=namespace) as kept:
-        yield kept
 
 
 async def restart_apiserver(plane: ControlPlane) -> None:
@@ -58,7 +51,12 @@ async def hang(plane: ControlPlane) -> None:
     ],
 )
 async def test_outage_in_the_middle_of_everything(
-    granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, witness: Witness, kept: Kept, outage: Outage
+    granted: ControlPlane,
+    cluster: Cluster,
+    kubelet: Kubelet,
+    witness: Witness,
+    operator: Kept,
+    outage: Outage,
 ):
     await cluster.submit("running")
     await cluster.until(phase("Running"), "running")

@@ -1,5 +1,6 @@
 """Shared by the trainer's tests: programs, sizes, and fixtures that run the real `dtj` command."""
 
+import re
 from collections.abc import Callable, Iterator
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -20,6 +21,11 @@ SMALL = PROGRAMS / "small.py"
 STEPS = 16
 SIZES = {"STEPS": STEPS, "SAMPLES": 96}
 SHAPE = Shape(vocabulary=32, context=8, layers=2, heads=4, width=16)  # of programs/gpt.py
+
+
+def losses(out: str) -> list[float]:
+    """Losses of all logged steps as printed, to four decimal places."""
+    return [float(number) for number in re.findall(r"  loss (\S+)", out)]
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,12 @@
 """A rank with several devices, for a model that places its own parts on them."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.process.dtj.conftest import Finished
+from tests.process.dtj.conftest import Finished, losses
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "two-devices.yaml"
 Finish = Callable[..., Finished]
@@ -21,7 +20,7 @@ def test_example_with_two_devices_has_the_losses_of_one_process(finish: Finish, 
     for flags in (("--nproc", 1), ("--nproc", 2, "--devices", 2)):
         ended = finish("run", "--log-every", 40, *flags, program)
         assert ended.code == 0, ended.err
-        found.append([float(loss) for loss in re.findall(r"  loss (\S+)", ended.out)])
+        found.append(losses(ended.out))
     alone, split = found
     assert split == pytest.approx(alone, abs=2e-4)
     assert alone[-1] < alone[0] / 2

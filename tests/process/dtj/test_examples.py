@@ -1,7 +1,6 @@
 """The command line of every example trains on this machine, with one rank per pod."""
 
 import functools
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import yaml
 
 from dtj import settings
 from dtj.cli import commands as cli
-from tests.process.dtj.conftest import PROGRAMS, Finished
+from tests.process.dtj.conftest import PROGRAMS, Finished, losses
 from tests.support.commands import small
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -49,22 +48,17 @@ def train(finish: Train, words: Sequence[str], *flags: object) -> Finished:
     return ended
 
 
-def losses(ended: Finished) -> list[float]:
-    """Losses of all logged steps as printed, to four decimal places."""
-    return [float(number) for number in re.findall(r"  loss (\S+)", ended.out)]
-
-
 @pytest.fixture(scope="session")
 def alone(finish_once: Train) -> list[float]:
     """Losses of the model of examples/strategies in one process."""
-    found = losses(train(finish_once, command("text-none"), "--log-every", 1))
+    found = losses(train(finish_once, command("text-none"), "--log-every", 1).out)
     assert len(found) >= 8
     return found
 
 
 @pytest.mark.parametrize("name", sorted(jobs("strategies").keys() - {"text-none"}))
 def test_strategy_has_the_losses_of_one_process(finish: Train, alone: list[float], name: str) -> None:
-    found = losses(train(finish, command(name), "--log-every", 1))
+    found = losses(train(finish, command(name), "--log-every", 1).out)
     assert found == pytest.approx(alone, abs=2e-4)
 
 
@@ -90,12 +84,12 @@ def test_padded_texts_have_the_same_losses_in_every_layout(finish: Train) -> Non
     """The mean over tokens does not depend on ranks, micro-batches, or on the form of `run.backward`."""
     loop = EXAMPLES / "loops" / "padded_text.py"
     function = PROGRAMS / "padded.py"
-    alone = losses(finish("run", "--log-every", 1, loop))
+    alone = losses(finish("run", "--log-every", 1, loop).out)
     two_ranks = ("run", "--log-every", 1, "--nproc", 2)
     assert len(alone) == 12
-    assert losses(finish(*two_ranks, "--micro-batch", 3, loop)) == pytest.approx(alone, abs=2e-4)
+    assert losses(finish(*two_ranks, "--micro-batch", 3, loop).out) == pytest.approx(alone, abs=2e-4)
     stages = finish(*two_ranks, "--parallel", "pp", "--micro-batch", 4, function)
-    assert losses(stages) == pytest.approx(alone, abs=2e-4)
+    assert losses(stages.out) == pytest.approx(alone, abs=2e-4)
 
 
 def test_every_strategy_sync_policy_and_compression_has_an_example() -> None:

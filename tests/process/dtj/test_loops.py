@@ -1,6 +1,5 @@
 """The loops in examples/loops train on two ranks, some with the losses of one process, or without dtj."""
 
-import re
 import runpy
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from dtj.telemetry import heartbeat
-from tests.process.dtj.conftest import PROGRAMS, Finished
+from tests.process.dtj.conftest import PROGRAMS, Finished, losses
 from tests.support import checkpoints
 
 LOOPS = Path(__file__).parents[3] / "examples" / "loops"
@@ -22,11 +21,6 @@ IMPORTS = {  # what takes seconds to import
     "hugging_face_lm": [_AUTO, "transformers.models.gpt2.modeling_gpt2"],
     "hugging_face_classifier": [_AUTO, "transformers.models.bert.modeling_bert"],
 }
-
-
-def losses(out: str) -> list[float]:
-    """Losses of all logged steps as printed, to four decimal places."""
-    return [float(number) for number in re.findall(r"  loss (\S+)", out)]
 
 
 @pytest.fixture

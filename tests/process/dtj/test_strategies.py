@@ -34,12 +34,8 @@ def by_hand(steps: int, *, layers: int = SHAPE.layers) -> tuple[list[float], dic
     torch.manual_seed(3)
     model = GPT(replace(SHAPE, layers=layers))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
-    tokens = all_tokens()
     losses = []
-    for step in range(steps):
-        epoch, batch = divmod(step, 4)
-        positions = np.arange(16 * batch, min(52, 16 * batch + 16))
-        rows = tokens[torch.from_numpy(order.shuffled(positions, n=52, seed=3, epoch=epoch))]
+    for step, rows in enumerate(batches(steps)):
         loss = cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
         optimizer.zero_grad()
         torch.autograd.backward(loss)
@@ -52,6 +48,15 @@ def by_hand(steps: int, *, layers: int = SHAPE.layers) -> tuple[list[float], dic
 
 def all_tokens() -> torch.Tensor:
     return torch.randint(0, 32, (52, 9), generator=torch.Generator().manual_seed(5))
+
+
+def batches(steps: int) -> Iterator[torch.Tensor]:
+    """Global batches of the program gpt.py."""
+    tokens = all_tokens()
+    for step in range(steps):
+        epoch, batch = divmod(step, 4)
+        positions = np.arange(16 * batch, min(52, 16 * batch + 16))
+        yield tokens[torch.from_numpy(order.shuffled(positions, n=52, seed=3, epoch=epoch))]
 
 
 def train(

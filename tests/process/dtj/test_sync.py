@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from dtj.data import order
 from dtj.data.feed import Batch
 from dtj.data.splitter import MicroBatch
 from dtj.models.gpt import GPT
@@ -23,19 +22,10 @@ from dtj.ranks.world import World
 from dtj.step.backward import backward
 from dtj.step.precision import Precision
 from tests.process.dtj.conftest import PROGRAMS, SHAPE, Finished, Start, wait_for
-from tests.process.dtj.test_strategies import weights
+from tests.process.dtj.test_strategies import batches, weights
 
 Finish = Callable[..., Finished]
 STEPS = 8
-
-
-def batches(steps: int) -> Iterator[torch.Tensor]:
-    """Global batches of the program gpt.py."""
-    tokens = torch.randint(0, 32, (52, 9), generator=torch.Generator().manual_seed(5))
-    for step in range(steps):
-        epoch, batch = divmod(step, 4)
-        positions = np.arange(16 * batch, min(52, 16 * batch + 16))
-        yield tokens[torch.from_numpy(order.shuffled(positions, n=52, seed=3, epoch=epoch))]
 
 
 def model() -> GPT:
