@@ -105,8 +105,9 @@ def test_end_of_the_agent_waits_for_the_others_only_if_the_job_is_over(
 
 
 def test_step_of_a_dead_rank_is_not_credited_to_its_successor(pod: Pod) -> None:
+    pod.send(heartbeats(1, 5, 0, 1, 2))
     pod.send(killed(1, 1), heartbeats(1, 6, 1))
-    assert 1 not in pod.coordinator.steps
+    assert pod.coordinator.steps == {0: 5, 2: 5}
 
 
 def test_further_messages_of_a_refused_agent_are_ignored(pod: Pod) -> None:
