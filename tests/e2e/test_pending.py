@@ -1,8 +1,8 @@
-"""A job whose pods cannot start says why: the words of a real kubelet and scheduler."""
+"""A job whose pods cannot start says why: the words of a real kubelet, scheduler and quota."""
 
 from __future__ import annotations
 
-from tests.e2e.conftest import workload_job
+from tests.e2e.conftest import shell_job, workload_job
 from tests.support.kubectl import Kubectl
 from tests.support.predicates import condition
 
@@ -27,3 +27,19 @@ def test_status_names_the_resource_of_an_unschedulable_pod(kubectl: Kubectl):
     job = kubectl.until("dtj", "huge", condition("PodsReady", "False", "Unschedulable", "memory"))
 
     assert job["status"]["phase"] == "Pending"
+
+
+def test_exceeded_quota_is_quoted_and_the_job_starts_once_it_is_removed(kubectl: Kubectl):
+    quota = {
+        "kind": "ResourceQuota",
+        "apiVersion": "v1",
+        "metadata": {"name": "small"},
+        "spec": {"hard": {"pods": "1"}},
+    }
+    kubectl.apply(quota)
+    kubectl.apply(shell_job("squeezed", "true"))
+
+    kubectl.until("dtj", "squeezed", condition("PodsReady", "False", "QuotaExceeded", "small"))
+    kubectl("delete", "resourcequota", "small")
+
+    assert kubectl.until("dtj", "squeezed", condition("Complete"), within_s=240)
