@@ -76,7 +76,7 @@ def quote(kubectl: Kubectl, *words: str) -> None:
 def quote_client(kubectl: Kubectl, *words: str) -> None:
     """Print a command of the client and its output; Python runs its source, because it is not installed."""
     console.print(f"\n[bold]$ kubectl dtj {' '.join(words)}[/bold]")
-    command = [sys.executable, "-m", "dtj_client.cli", f"--kubeconfig={kubectl.kubeconfig}", *words]
+    command = [sys.executable, "-m", "dtj_client", f"--kubeconfig={kubectl.kubeconfig}", *words]
     path = f"{kubectl.binary.parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         command, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False

@@ -30,7 +30,7 @@ def main() -> None:
         binary, config = plane.kubectl.binary, plane.kubectl.kubeconfig
         path = f"{binary.parent}{os.pathsep}{os.environ['PATH']}"
         env = {**os.environ, "PATH": path, "KUBECONFIG": str(config)}
-        dtj = [sys.executable, "-m", "dtj_client.cli", f"--namespace={NAMESPACE}"]
+        dtj = [sys.executable, "-m", "dtj_client", f"--namespace={NAMESPACE}"]
         commands = {
             "`kubectl dtj --help`": [*dtj, "--help"],
             f"`kubectl dtj get`, {JOBS} jobs": [*dtj, "get"],

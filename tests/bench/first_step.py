@@ -96,7 +96,7 @@ def shown(kubectl: Kubectl, folder: Path, *words: str) -> Iterator[str]:
     options = (f"--kubeconfig={kubectl.kubeconfig}", f"--namespace={NAMESPACE}")
     path = f"{kubectl.binary.parent}{os.pathsep}{os.environ['PATH']}"
     with subprocess.Popen(
-        [sys.executable, "-m", "dtj_client.cli", *options, *words],
+        [sys.executable, "-m", "dtj_client", *options, *words],
         cwd=folder,
         env={**os.environ, "PATH": path, "PYTHONPATH": str(CLIENT)},
         stdout=subprocess.PIPE,

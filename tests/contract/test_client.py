@@ -6,7 +6,8 @@ from typing import Any
 import yaml
 
 from dtj.local import manifest as local
-from dtj_client import accelerate, amounts
+from dtj_client import amounts
+from dtj_client.programs import accelerate
 from dtj_operator.model import spec
 from tests.contract.test_both_halves import environment_of
 from tests.support.builders import JobBuilder

@@ -4,8 +4,8 @@ import click
 import pytest
 
 from dtj.cli import commands
-from dtj_client import torchrun
-from dtj_client.cli_submit import submit
+from dtj_client.cli.submit import submit
+from dtj_client.programs import torchrun
 
 # These are about the job as an object of the cluster, and -f is a job in both: `dtj run -f job.yaml --local`.
 ON_A_CLUSTER = {"-o", "--output", "--dry-run", "-f", "--file"}

@@ -71,7 +71,7 @@ def program(kubectl: Kubectl, folder: Path, *words: str) -> dict[str, Any]:
     options = (f"--kubeconfig={kubectl.kubeconfig}", f"--namespace={kubectl.namespace}")
     path = f"{kubectl.binary.parent}{os.pathsep}{os.environ['PATH']}"
     return {
-        "args": [sys.executable, "-m", "dtj_client.cli", *options, *words],
+        "args": [sys.executable, "-m", "dtj_client", *options, *words],
         "cwd": folder,
         "env": {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT / "client/src")},
         "text": True,

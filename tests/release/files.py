@@ -21,7 +21,7 @@ def build_wheels(folder: Path, registry: str) -> list[Path]:
     with tempfile.TemporaryDirectory() as temporary:
         client = Path(temporary, "client")
         shutil.copytree(config.ROOT / "client", client, ignore=shutil.ignore_patterns("__pycache__"))
-        name_images(client / "src/dtj_client/manifest.py", registry)
+        name_images(client / "src/dtj_client/submission/manifest.py", registry)
         for source in (config.ROOT / "operator", config.ROOT / "trainer", client):
             proc.run(
                 uv, "build", "--quiet", "--wheel", f"--out-dir={folder}", "--require-hashes",

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dtj_client.api import cluster, get, submit, templates
     from dtj_client.errors import ClientError
-    from dtj_client.events import Event
     from dtj_client.job import Job, Status
-    from dtj_client.logs import Line
-    from dtj_client.template import Template
+    from dtj_client.show.events import Event
+    from dtj_client.show.logs import Line
+    from dtj_client.submission.template import Template
 
 __all__ = [
     "ClientError",
@@ -42,8 +42,8 @@ __version__ = "0.1.0"
 
 _MODULES = {
     **dict.fromkeys(("cluster", "get", "submit", "templates"), "api"),
-    **{"ClientError": "errors", "Event": "events", "Job": "job", "Status": "job", "Line": "logs"},
-    "Template": "template",
+    **{"ClientError": "errors", "Event": "show.events", "Job": "job", "Status": "job", "Line": "show.logs"},
+    "Template": "submission.template",
 }
 
 

@@ -23,11 +23,11 @@ from typing import Any, TypeVar
 from dtj_client import api, job
 from dtj_client.api import cluster
 from dtj_client.errors import ClientError
-from dtj_client.events import Event
 from dtj_client.job import Status
-from dtj_client.kubectl import Json, Kubectl
-from dtj_client.logs import Line
-from dtj_client.template import Template
+from dtj_client.kube.kubectl import Json, Kubectl
+from dtj_client.show.events import Event
+from dtj_client.show.logs import Line
+from dtj_client.submission.template import Template
 
 __all__ = [
     "ClientError",

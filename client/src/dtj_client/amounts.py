@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from dtj_client.errors import ClientError
-from dtj_client.kubectl import Json
+from dtj_client.kube.kubectl import Json
 
 GPU = "nvidia.com/gpu"
 # Accelerators for each of which the operator starts a rank; and all resources whose names end in /gpu.

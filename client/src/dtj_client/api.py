@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 
-from dtj_client import delivery, manifest
 from dtj_client.errors import ClientError
-from dtj_client.function import as_program
 from dtj_client.job import Job
-from dtj_client.kubectl import Kubectl
-from dtj_client.requirements import read
-from dtj_client.template import Template, available, find
+from dtj_client.kube.kubectl import Kubectl
+from dtj_client.submission import delivery, manifest
+from dtj_client.submission.function import as_program
+from dtj_client.submission.requirements import read
+from dtj_client.submission.template import Template, available, find
 
 
 def cluster(*, namespace: str = "", context: str = "", kubeconfig: str = "") -> Kubectl:

@@ -10,16 +10,16 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
-from dtj_client import view
 from dtj_client.errors import ClientError, ForbiddenError, GoneError, Patience, UnansweredError
-from dtj_client.events import Event, of_api, of_kubelet
-from dtj_client.kubectl import KIND, Json, Kubectl, container_of, index_of, phase_of, replicas_of
-from dtj_client.logs import MOST_FOLLOWED, Line, follow_job, of_ranks, snapshot
-from dtj_client.plot import draw
+from dtj_client.kube.kubectl import KIND, Json, Kubectl, container_of, index_of, phase_of, replicas_of
 from dtj_client.progress import Progress, ignore
-from dtj_client.readings import of_lines
-from dtj_client.report import report, steps
-from dtj_client.stacks import check_ranks, question, replicas_with, stacks
+from dtj_client.show import view
+from dtj_client.show.events import Event, of_api, of_kubelet
+from dtj_client.show.logs import MOST_FOLLOWED, Line, follow_job, of_ranks, snapshot
+from dtj_client.show.plot import draw
+from dtj_client.show.readings import of_lines
+from dtj_client.show.report import report, steps
+from dtj_client.show.stacks import check_ranks, question, replicas_with, stacks
 
 T = TypeVar("T")
 FINAL = ("Succeeded", "Failed")

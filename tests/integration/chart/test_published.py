@@ -168,7 +168,7 @@ def test_signature_covers_every_file_and_so_every_digest(released: Released, tmp
     assert len([name for name in listed if name.endswith(".whl")]) == 3
     (client,) = folder.glob("dtj_client-*.whl")
     with zipfile.ZipFile(client) as wheel:
-        assert f'"{released.to}/trainer:' in wheel.read("dtj_client/manifest.py").decode()
+        assert f'"{released.to}/trainer:' in wheel.read("dtj_client/submission/manifest.py").decode()
     proc.run("sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS", cwd=folder)
 
     def verified(sums: Path) -> bool:

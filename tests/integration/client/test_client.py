@@ -20,7 +20,7 @@ import pytest
 
 from dtj_client import aio
 from dtj_client.errors import ClientError
-from dtj_client.kubectl import Kubectl as Client
+from dtj_client.kube.kubectl import Kubectl as Client
 from tests.integration.chart.conftest import CHART, Helm, helm
 from tests.integration.controlplane import ControlPlane
 from tests.integration.direct import Direct
@@ -88,7 +88,7 @@ def dtj(alice: dict[str, str], namespace: str, tmp_path: Path) -> Dtj:
 
     def run(*words: str, given: str = "", options: tuple[str, ...] = options) -> Done:
         done = subprocess.run(
-            [sys.executable, "-m", "dtj_client.cli", *options, *words],
+            [sys.executable, "-m", "dtj_client", *options, *words],
             cwd=tmp_path,
             env=alice,
             input=given,
@@ -149,7 +149,7 @@ exec {kubectl.binary} "$@"
     (tmp_path / "kubectl").chmod(0o755)
     words = ("submit", "--name=digits", "--", "train.py")
     done = subprocess.run(
-        [sys.executable, "-m", "dtj_client.cli", f"--namespace={namespace}", *words],
+        [sys.executable, "-m", "dtj_client", f"--namespace={namespace}", *words],
         cwd=tmp_path,
         env={**alice, "PATH": f"{tmp_path}{os.pathsep}{alice['PATH']}"},
         capture_output=True,

@@ -48,7 +48,7 @@ class Ui:
 
 
 def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "dtj_client.cli", "ui", *words]
+    return [sys.executable, "-m", "dtj_client", "ui", *words]
 
 
 @pytest.fixture

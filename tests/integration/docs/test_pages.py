@@ -43,9 +43,7 @@ def test_lines_that_only_create_objects_run(kubectl: Kubectl, tmp_path: Path, pa
 def test_command_and_flags_exist(programs: dict[str, Path], tmp_path: Path, words: list[str]):
     """With --help nothing is run, but the command and its flags are parsed first."""
     plugin = tmp_path / "kubectl-dtj"
-    plugin.write_text(
-        f'#!/bin/sh\nPYTHONPATH={ROOT}/client/src exec {sys.executable} -m dtj_client.cli "$@"\n'
-    )
+    plugin.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT}/client/src exec {sys.executable} -m dtj_client "$@"\n')
     plugin.chmod(0o755)
     end = words.index("--") if "--" in words else len(words)  # after it the program of a job begins
     command = [str(programs[words[0]]), *words[1:end], "--help", *words[end:]]

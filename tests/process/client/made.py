@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from dtj_client import readings
-from dtj_client.logs import Line
-from dtj_client.report import advice
+from dtj_client.show import readings
+from dtj_client.show.logs import Line
+from dtj_client.show.report import advice
 from dtj_client.ui import curves, views
 from dtj_client.ui.timeline import timeline
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dtj_client import stderr
 from dtj_client.errors import ClientError
-from dtj_client.kubectl import Kubectl
+from dtj_client.kube import stderr
+from dtj_client.kube.kubectl import Kubectl
 
 SCRIPT = """#!/bin/sh
 echo 'open https://login.example.com' >&2
@@ -58,7 +58,7 @@ def test_login_may_ask_on_the_terminal(given: str | None, tmp_path: Path) -> Non
     """As a program with a second factor does, whatever its standard input is."""
     asks = fake(tmp_path, "cat </dev/tty >/dev/null && echo logged in")
     call = f"Kubectl(program={asks.program!r}).run('create', given={given!r})"
-    ask = f"from dtj_client.kubectl import Kubectl; print({call})"
+    ask = f"from dtj_client.kube.kubectl import Kubectl; print({call})"
     spawn = f"import pty, sys; sys.exit(pty.spawn([sys.executable, '-c', {ask!r}]))"
     answer = "\N{END OF TRANSMISSION}"  # Ctrl-D
     command = [sys.executable, "-c", spawn]

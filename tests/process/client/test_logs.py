@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from dtj_client import logs
 from dtj_client.errors import ForbiddenError
-from dtj_client.kubectl import Kubectl
+from dtj_client.kube.kubectl import Kubectl
+from dtj_client.show import logs
 
 PATIENCE_S = 60.0  # ends a test that hangs
 # One pod, which ends with the third of its logs. The first connection breaks between two lines of a second,

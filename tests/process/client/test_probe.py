@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dtj_client import pod_probe
+from dtj_client.in_pod import probe as pod_probe
 from tests.support.ports import free_port
 
 Json = dict[str, Any]

@@ -13,7 +13,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from dtj_client.requirements import Requirements, install
+from dtj_client.submission.requirements import Requirements, install
 from tests.support.ports import free_port
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dtj_client import pod_upload
 from dtj_client.errors import ClientError
-from dtj_client.kubectl import Kubectl
+from dtj_client.in_pod import upload as pod_upload
+from dtj_client.kube.kubectl import Kubectl
 
 DATA = os.urandom(600_000)
 DIGEST = hashlib.sha256(DATA).hexdigest()

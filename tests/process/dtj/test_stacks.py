@@ -27,7 +27,7 @@ from dtj.agent.report.status_server import STACKS_TIMEOUT_S
 from dtj.agent.wire.probe import NOWHERE, USES_CPU, Probe
 from dtj.telemetry import heartbeat
 from dtj.telemetry.heartbeat import SharedHeartbeat
-from dtj_client.stacks import question
+from dtj_client.show.stacks import question
 from tests.process.dtj.conftest import wait_for
 from tests.support.commands import DEADLINE_S
 

@@ -11,7 +11,7 @@ import dtj_client
 from dtj_client import aio, errors, job
 from dtj_client.aio import _from_thread
 from dtj_client.errors import ClientError, ForbiddenError, GoneError, UnansweredError, UnreachableError
-from dtj_client.kubectl import Json, Kubectl
+from dtj_client.kube.kubectl import Json, Kubectl
 
 
 class Phases(Kubectl):

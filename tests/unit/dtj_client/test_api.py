@@ -7,7 +7,7 @@ import pytest
 
 import dtj_client as dc
 from dtj_client.errors import ClientError
-from dtj_client.kubectl import Kubectl
+from dtj_client.kube.kubectl import Kubectl
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dtj_client import archive
-from dtj_client.archive import pack
 from dtj_client.errors import ClientError
+from dtj_client.submission import archive
+from dtj_client.submission.archive import pack
 
 
 def write(folder: Path, **files: str) -> None:

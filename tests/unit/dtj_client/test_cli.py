@@ -17,14 +17,14 @@ import click
 import pytest
 import yaml
 
-from dtj_client.cli import main
-from dtj_client.cli_shared import Duration, ended
-from dtj_client.doctor import TRY, Finding, Result
+from dtj_client.cli.commands import main
+from dtj_client.cli.shared import Duration, ended
+from dtj_client.doctor.checks import TRY, Finding, Result
 from dtj_client.errors import ClientError, ForbiddenError, GoneError, UnreachableError
 from dtj_client.job import Job, Status
-from dtj_client.kubectl import Json, Kubectl
-from dtj_client.logs import Line
-from dtj_client.template import Template
+from dtj_client.kube.kubectl import Json, Kubectl
+from dtj_client.show.logs import Line
+from dtj_client.submission.template import Template
 
 
 def run(*words: str) -> int:
@@ -126,7 +126,7 @@ def test_dry_run_says_what_would_go_along_and_where_each_field_comes_from(
     tmp_path: Path,
 ) -> None:
     part = Template(name="a", shared=False, description="", text=TEMPLATE)
-    monkeypatch.setattr("dtj_client.cli_submit.find", lambda _kubectl, _name: part)
+    monkeypatch.setattr("dtj_client.cli.submit.find", lambda _kubectl, _name: part)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     (tmp_path / ".env").touch()
@@ -320,7 +320,7 @@ def test_follow_says_what_it_waits_for_until_the_first_line(
         yield Line("2026-01-01T00:00:00Z", 0, "first")
 
     pods = [{"metadata": {}, "status": {"phase": "Pending"}}] * 2
-    monkeypatch.setattr("dtj_client.cli_shared.WAIT_S", 0)
+    monkeypatch.setattr("dtj_client.cli.shared.WAIT_S", 0)
     monkeypatch.setattr(Kubectl, "job", job)
     monkeypatch.setattr(Kubectl, "pods", lambda _kubectl, _name: pods)
     monkeypatch.setattr(Job, "logs", logs)
@@ -470,8 +470,8 @@ def test_doctor_that_tries_does_not_advise_to_try(
     def examine(_kubectl: Kubectl) -> Iterator[Finding]:
         yield from (Finding(Result.UNKNOWN, "network", TRY), Finding(Result.UNKNOWN, "queues", "ask"))
 
-    monkeypatch.setattr("dtj_client.cli.examine", examine)
-    monkeypatch.setattr("dtj_client.cli.trial", trial)
+    monkeypatch.setattr("dtj_client.cli.commands.examine", examine)
+    monkeypatch.setattr("dtj_client.cli.commands.trial", trial)
     for options, said in (([], ["network", "queues"]), (["--try"], ["queues", "tried"])):
         assert run("doctor", *options) == 0
         lines = [line.split()[-1] for line in capsys.readouterr().out.splitlines() if "fix:" not in line]

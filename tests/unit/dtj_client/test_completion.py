@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from dtj_client import cli
-from dtj_client.completion import main
+from dtj_client.cli import commands as cli
+from dtj_client.cli.completion import main
 from dtj_client.errors import ClientError
-from dtj_client.kubectl import Kubectl
+from dtj_client.kube.kubectl import Kubectl
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from dtj_client import accelerate, shell, torchrun
-from dtj_client.convert import Converted, convert, text_of
+from dtj_client.convert import shell
+from dtj_client.convert.jobs import Converted, convert, text_of
 from dtj_client.errors import ClientError
+from dtj_client.programs import accelerate, torchrun
 from dtj_operator.model.spec import parse
 
 Json = dict[str, Any]

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from dtj_client import api, archive, delivery
+from dtj_client import api
 from dtj_client.errors import ClientError
-from dtj_client.kubectl import Json, Kubectl
-from dtj_client.manifest import Request
+from dtj_client.kube.kubectl import Json, Kubectl
+from dtj_client.submission import archive, delivery
+from dtj_client.submission.manifest import Request
 
 TEMPLATE = {"spec": {"checkpoint": {"volume": {"persistentVolumeClaim": {"claimName": "shared"}}}}}
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from dtj_client.doctor import Result, examine
+from dtj_client.doctor.checks import Result, examine
 from dtj_client.errors import ClientError
-from dtj_client.kubectl import Kubectl
+from dtj_client.kube.kubectl import Kubectl
 
 Json = dict[str, Any]
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from dtj_client.events import Event, of_kubelet
 from dtj_client.job import Job
-from dtj_client.kubectl import Kubectl
+from dtj_client.kube.kubectl import Kubectl
+from dtj_client.show.events import Event, of_kubelet
 
 OLD = {
     "metadata": {},

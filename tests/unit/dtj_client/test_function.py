@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from dtj_client.errors import ClientError
-from dtj_client.function import as_program
+from dtj_client.submission.function import as_program
 from tests.support import kubectl as local_module
 
 RATE = 0.5

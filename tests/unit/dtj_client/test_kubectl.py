@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from dtj_client import kubectl, stderr
 from dtj_client.errors import PATIENCE_S, ClientError, Patience, UnansweredError, UnreachableError
-from dtj_client.kubectl import Kubectl, parse_indices, replicas_of
+from dtj_client.kube import kubectl, stderr
+from dtj_client.kube.kubectl import Kubectl, parse_indices, replicas_of
 
 JOB = {"metadata": {"name": "digits"}, "spec": {"replicas": 4}}
 UNHANDLED = (

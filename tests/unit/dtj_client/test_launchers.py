@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dtj_client import accelerate
 from dtj_client.errors import ClientError
-from dtj_client.launchers import count_processes
-from dtj_client.manifest import Request, job
+from dtj_client.programs import accelerate
+from dtj_client.programs.launchers import count_processes
+from dtj_client.submission.manifest import Request, job
 
 WRAPPERS = [[], ["uv", "run", "--extra", "gpu"], ["conda", "run", "-n", "a"], ["env", "A=1", "nice"]]
 PLACE = [

@@ -7,8 +7,8 @@ import pytest
 
 from dtj_client.errors import ClientError, UnreachableError
 from dtj_client.job import Job
-from dtj_client.kubectl import Kubectl
-from dtj_client.logs import Line, follow_job, merge, of_ranks, parse, snapshot
+from dtj_client.kube.kubectl import Kubectl
+from dtj_client.show.logs import Line, follow_job, merge, of_ranks, parse, snapshot
 
 
 def test_lines_of_all_replicas_are_in_the_order_of_time() -> None:

@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from dtj.local.manifest import expand
-from dtj_client import manifest
-from dtj_client.archive import pack
 from dtj_client.errors import ClientError
-from dtj_client.kubectl import Json
-from dtj_client.manifest import InClaim, Request, config_map, job, owned_by
+from dtj_client.kube.kubectl import Json
+from dtj_client.submission import manifest
+from dtj_client.submission.archive import pack
+from dtj_client.submission.manifest import InClaim, Request, config_map, job, owned_by
 from dtj_operator.model.spec import parse
 
 

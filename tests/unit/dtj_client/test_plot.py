@@ -8,8 +8,8 @@ import matplotlib.font_manager  # noqa: F401 - on a new machine it starts fc-lis
 import pytest
 
 from dtj_client.errors import ClientError
-from dtj_client.plot import draw, failures
-from dtj_client.readings import Reading
+from dtj_client.show.plot import draw, failures
+from dtj_client.show.readings import Reading
 
 AT = "2026-01-01T00:00:01.5Z"
 JOB = {

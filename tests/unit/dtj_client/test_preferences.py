@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from dtj_client import preferences
 from dtj_client.errors import ClientError
-from dtj_client.kubectl import Kubectl
+from dtj_client.kube import preferences
+from dtj_client.kube.kubectl import Kubectl
 
 POLICY = {
     "apiVersion": "kubectl.config.k8s.io/v1beta1",

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from dtj_client import job
-from dtj_client.kubectl import Json, Kubectl
-from dtj_client.logs import snapshot
+from dtj_client.kube.kubectl import Json, Kubectl
 from dtj_client.progress import bar
+from dtj_client.show.logs import snapshot
 
 
 class Terminal(io.StringIO):

@@ -3,8 +3,8 @@
 import pytest
 
 from dtj.telemetry.metrics import as_json, as_text
-from dtj_client.logs import Line
-from dtj_client.readings import Reading, number, of_line
+from dtj_client.show.logs import Line
+from dtj_client.show.readings import Reading, number, of_line
 
 AT = "2026-01-01T12:00:00Z"
 

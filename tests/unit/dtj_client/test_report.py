@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dtj_client.report import age, at_stake, failures, report
+from dtj_client.show.report import age, at_stake, failures, report
 
 param = pytest.param
 Json = dict[str, Any]

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dtj_client import manifest, pod_install
-from dtj_client.cli import main
+from dtj_client.cli.commands import main
 from dtj_client.errors import ClientError
-from dtj_client.kubectl import Json
-from dtj_client.manifest import Request
-from dtj_client.requirements import Requirements, read
+from dtj_client.in_pod import install as pod_install
+from dtj_client.kube.kubectl import Json
+from dtj_client.submission import manifest
+from dtj_client.submission.manifest import Request
+from dtj_client.submission.requirements import Requirements, read
 from dtj_operator.model.spec import parse
 
 PACKAGES = Requirements(path="requirements.txt", text="einops\n")

@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from dtj_client.errors import ClientError, ForbiddenError, SilentNodeError
-from dtj_client.kubectl import Json
-from dtj_client.stacks import check_ranks, question, stacks
+from dtj_client.kube.kubectl import Json
+from dtj_client.show.stacks import check_ranks, question, stacks
 
 ANSWER = "rank 2, pid 7, step 5\n  File a\n\nrank 3, pid 8, step 5\n  File b\n"
 

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from dtj_client.errors import ClientError, ExistsError, GoneError, UnansweredError
-from dtj_client.kubectl import Kubectl
-from dtj_client.submission import create, read_file
+from dtj_client.kube.kubectl import Kubectl
+from dtj_client.submission.create import create, read_file
 
 Json = dict[str, Any]
 JOB = {"apiVersion": "dtj.dev/v1alpha1", "kind": "DistributedTrainingJob", "metadata": {"name": "digits"}}

@@ -3,10 +3,10 @@
 import pytest
 
 from dtj_client.errors import ClientError
-from dtj_client.kubectl import Json
-from dtj_client.manifest import CPU_IMAGE, GPU_IMAGE, Request, asked, job
-from dtj_client.requirements import Requirements
-from dtj_client.template import Template, merge, origins
+from dtj_client.kube.kubectl import Json
+from dtj_client.submission.manifest import CPU_IMAGE, GPU_IMAGE, Request, asked, job
+from dtj_client.submission.requirements import Requirements
+from dtj_client.submission.template import Template, merge, origins
 
 H100 = """
 spec:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from dtj_client import cli_shared
-from dtj_client.logs import Line
-from dtj_client.top import table
+from dtj_client.cli import shared as cli_shared
+from dtj_client.show.logs import Line
+from dtj_client.show.top import table
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from dtj_client.doctor import Result
+from dtj_client.doctor.checks import Result
+from dtj_client.doctor.trial import trial
 from dtj_client.errors import GoneError
-from dtj_client.kubectl import Kubectl
-from dtj_client.trial import trial
+from dtj_client.kube.kubectl import Kubectl
 
 Json = dict[str, Any]
 MEMBERS: list[Json] = [

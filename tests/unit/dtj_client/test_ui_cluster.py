@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dtj_client.errors import ClientError, ForbiddenError, UnreachableError
-from dtj_client.kubectl import Kubectl
+from dtj_client.kube.kubectl import Kubectl
 from dtj_client.ui import agent as ui_agent
 from dtj_client.ui import watch
 from dtj_client.ui.agent import Agent

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dtj_client.logs import Line
-from dtj_client.readings import Reading
+from dtj_client.show.logs import Line
+from dtj_client.show.readings import Reading
 from dtj_client.ui import curves, log
 from dtj_client.ui.curves import StepTimes
 

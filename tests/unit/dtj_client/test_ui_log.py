@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtj_client.kubectl import Kubectl
+from dtj_client.kube.kubectl import Kubectl
 from dtj_client.ui.feed import Feed
 from dtj_client.ui.log import Log
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from dtj_client import upload
 from dtj_client.errors import ClientError
-from dtj_client.kubectl import Kubectl
-from dtj_client.manifest import InClaim, Request, job
+from dtj_client.kube.kubectl import Kubectl
 from dtj_client.progress import Progress, ignore
+from dtj_client.submission import upload
+from dtj_client.submission.manifest import InClaim, Request, job
 
 Json = dict[str, Any]
 PLACE = InClaim(claim="runs", path=".dtj/code/1.tar.gz")

@@ -4,10 +4,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from dtj_client import view
 from dtj_client.errors import ClientError
 from dtj_client.job import Job
-from dtj_client.kubectl import Json, Kubectl
+from dtj_client.kube.kubectl import Json, Kubectl
+from dtj_client.show import view
 
 HOSTILE = "</pre><script>alert(1)</script>"
 JOB = {

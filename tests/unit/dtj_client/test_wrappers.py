@@ -2,7 +2,7 @@
 
 import pytest
 
-from dtj_client.wrappers import split
+from dtj_client.programs.wrappers import split
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_build_on_the_public_base_is_the_cuda_trainer():
 
 def test_client_of_a_release_names_the_images_of_its_registry(tmp_path: Path):
     module = tmp_path / "manifest.py"
-    module.write_text((ROOT / "client/src/dtj_client/manifest.py").read_text())
+    module.write_text((ROOT / "client/src/dtj_client/submission/manifest.py").read_text())
 
     files.name_images(module, "registry.example.com/dtj")
 

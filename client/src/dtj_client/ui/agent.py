@@ -7,8 +7,8 @@ import subprocess
 import threading
 
 from dtj_client.errors import ClientError
-from dtj_client.kubectl import Json, Kubectl
-from dtj_client.stacks import AGENT_PORT
+from dtj_client.kube.kubectl import Json, Kubectl
+from dtj_client.show.stacks import AGENT_PORT
 
 _TIMEOUT_S = 3.0
 _RETRY_S = 10.0

@@ -5,10 +5,10 @@ import time
 from collections import defaultdict
 from dataclasses import asdict
 
-from dtj_client.events import of_api
-from dtj_client.kubectl import GROUP, VERSION, Json, Kubectl, parse_indices, replicas_of
-from dtj_client.readings import Reading
-from dtj_client.report import advice, condition
+from dtj_client.kube.kubectl import GROUP, VERSION, Json, Kubectl, parse_indices, replicas_of
+from dtj_client.show.events import of_api
+from dtj_client.show.readings import Reading
+from dtj_client.show.report import advice, condition
 from dtj_client.ui import curves, views
 from dtj_client.ui.feed import Feed
 from dtj_client.ui.timeline import timeline

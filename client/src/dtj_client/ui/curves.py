@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dtj_client.kubectl import Json
-from dtj_client.readings import Reading, is_count, number
+from dtj_client.kube.kubectl import Json
+from dtj_client.show.readings import Reading, is_count, number
 
 POINTS = 600  # of a curve: more than a screen can show
 _CELLS = 30_000  # of a heat map

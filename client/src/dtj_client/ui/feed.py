@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from urllib.parse import quote
 
 from dtj_client.errors import ClientError
-from dtj_client.kubectl import Json, Kubectl, selector
-from dtj_client.readings import Reading, of_lines
+from dtj_client.kube.kubectl import Json, Kubectl, selector
+from dtj_client.show.readings import Reading, of_lines
 from dtj_client.ui.agent import Agent
 from dtj_client.ui.curves import StepTimes
 from dtj_client.ui.log import Log

@@ -8,9 +8,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import count
 
-from dtj_client import logs
-from dtj_client.kubectl import Json, Kubectl, container_of, selector
-from dtj_client.logs import Line
+from dtj_client.kube.kubectl import Json, Kubectl, container_of, selector
+from dtj_client.show import logs
+from dtj_client.show.logs import Line
 
 KEPT = 5000  # lines
 _LATE = timedelta(seconds=30)  # a replica's clock may be behind that of another one by this much

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from dtj_client.job import FINAL
-from dtj_client.kubectl import Json
-from dtj_client.report import cause, condition
+from dtj_client.kube.kubectl import Json
+from dtj_client.show.report import cause, condition
 
 WAITING = "Waiting"
 UNSEEN = "Unseen"  # the phases are not known

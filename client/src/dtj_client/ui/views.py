@@ -8,10 +8,10 @@ from typing import Any
 
 from dtj_client.as_yaml import as_yaml
 from dtj_client.job import FINAL
-from dtj_client.kubectl import Json, index_of
-from dtj_client.readings import number
-from dtj_client.report import SHARES, cause, plain, pod_state
-from dtj_client.top import problem
+from dtj_client.kube.kubectl import Json, index_of
+from dtj_client.show.readings import number
+from dtj_client.show.report import SHARES, cause, plain, pod_state
+from dtj_client.show.top import problem
 
 
 def row(job: Json) -> Json:

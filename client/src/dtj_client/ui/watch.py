@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from dtj_client.errors import ClientError, ForbiddenError
-from dtj_client.kubectl import Json, Kubectl
+from dtj_client.kube.kubectl import Json, Kubectl
 
 _WATCH_S = 300  # then the objects are listed again
 _RETRY_S = 2.0

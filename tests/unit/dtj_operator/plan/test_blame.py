@@ -282,7 +282,7 @@ UNSEEN = pod(2).crashed(137, reason="ContainerStatusUnknown")  # as the kubelet 
             id="a lost node",
         ),
         param(FOUR.but(REBOOTED), 2, "NodeLost", id="a node that restarted"),
-        param(FOUR.but(UNSEEN.evicted(FULL)), 2, "Evicted", id="a limit of local storage, container not seen"),
+        param(FOUR.but(UNSEEN.evicted(FULL)), 2, "Evicted", id="a limit of local storage, end unseen"),
         param(FOUR.but(pod(2).running().deleting()), 2, "Evicted", id="a deleted pod"),
         param(FOUR.without(2), 2, "Evicted", id="a pod that vanished"),
         param(FOUR.but(pod(2).refused("OutOfcpu")), 2, "Evicted", id="a pod rejected by its kubelet"),

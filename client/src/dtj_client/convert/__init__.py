@@ -1,0 +1,1 @@
+"""From a job of another system to a DistributedTrainingJob."""

@@ -1,0 +1,1 @@
+"""Whether the user can train on this cluster."""

@@ -1,0 +1,1 @@
+"""The user's kubectl, through which everything that this package asks of the cluster passes."""

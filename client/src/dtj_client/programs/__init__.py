@@ -1,0 +1,1 @@
+"""The command lines that users bring: launchers, and the programs that start them. Pure."""
