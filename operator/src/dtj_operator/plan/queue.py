@@ -31,7 +31,7 @@ PREBUILT_POLL_S = 10.0  # our watch does not show a Workload of others before th
 _REQUEUED_AT_ONCE = ("Preempted", "NodeFailures")
 # Reasons why Kueue cannot admit a Workload before someone changes something. The first is that of Kueue 0.19,
 # where other causes are found by the words of the message, unless another flavor would do.
-_UNFIT = ("Inadmissible", "Misconfigured", "ExceedsMaxQuota", "NoMatchingFlavor")
+_UNFIT = ("Inadmissible", "Misconfigured", "Suspended", "ExceedsMaxQuota", "NoMatchingFlavor")
 _TOO_LARGE, _NO_LEVEL, _WAITS = "> maximum capacity", "not contain the requested level", "unused quota"
 _INACTIVE = "is inactive"
 _DEACTIVATED = "Deactivated"  # Kueue appends the cause: DeactivatedDueToMaximumExecutionTimeExceeded

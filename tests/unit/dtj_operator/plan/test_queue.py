@@ -136,6 +136,7 @@ IN_USE = "insufficient unused quota for cpu in flavor b, 1 more needed"
     [
         param("Inadmissible", "LocalQueue gpus doesn't exist", "Inadmissible", id="no queue"),
         param("Misconfigured", "LocalQueue gpus doesn't exist", "Inadmissible", id="no queue, Kueue 0.20"),
+        param("Suspended", "ClusterQueue all is inactive", "Inadmissible", id="an inactive one"),
         param("Pending", QUOTA_TOO_SMALL, "Inadmissible", id="more than the whole quota"),
         param("ExceedsMaxQuota", "2 > 1", "Inadmissible", id="more than the whole quota, Kueue 0.20"),
         param("Pending", NO_LEVEL, "Inadmissible", id="no such level of the topology"),
