@@ -35,6 +35,7 @@ from dtj_operator.kube.cache import Cache, PodCache
 from dtj_operator.kube.caches import Caches
 from dtj_operator.kube.children import NETWORK_POLICY, SERVICE, ChildCache
 from dtj_operator.kube.discovery import missing_right, serves_jobs
+from dtj_operator.kube.errors import Unavailable
 from dtj_operator.kube.jobs import Jobs
 from dtj_operator.kube.lease import Lease, acquire_all
 from dtj_operator.kube.nodes import NodeCache
@@ -222,9 +223,12 @@ class App:
         self._no_jobs = ""
 
     async def _problem_with_jobs(self) -> str:
-        if not await serves_jobs(self._steady):
-            return f"the API server does not serve {names.PLURAL} {names.API_VERSION}: install the CRD"
-        problems = await bounded(partial(missing_right, self._steady), self._unread)
+        try:
+            if not await serves_jobs(self._steady):
+                return f"the API server does not serve {names.PLURAL} {names.API_VERSION}: install the CRD"
+            problems = await bounded(partial(missing_right, self._steady), self._unread)
+        except Unavailable as error:  # mostly a NetworkPolicy that denies outgoing connections
+            return f"cannot reach the API server, {error}: does a policy of the network prevent it?"
         self._unread = list(compress(self._unread, problems))
         return next((f"cannot read the jobs: {problem}" for problem in problems if problem), "")
 

@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY
 from dtj_operator import settings
 from dtj_operator.app import BACKLOG_PATIENCE_S, App
 from dtj_operator.job_metrics import JOBS as TABLE
-from dtj_operator.kube import lease, optional, pods
+from dtj_operator.kube import api, lease, optional, pods
 from dtj_operator.kube.errors import Refused
 from dtj_operator.model.names import Key
 from tests.support.builders import job
@@ -328,6 +328,8 @@ class Kinds(Namespaces):
         self.all = asyncio.Barrier(namespaces)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
+        if request.path in self.broken:
+            return await super().handle(request)
         if request.path == "/apis":
             return web.json_response({"groups": [{"name": "dtj.dev"}]})
         if request.path == "/apis/dtj.dev/v1alpha1":
@@ -348,6 +350,23 @@ async def test_operator_is_ready_once_it_may_read_the_jobs_of_all_namespaces() -
             await app.until_served()
             while app._readiness_problem() is not None:  # noqa: ASYNC110 - the other caches are filled too
                 await asyncio.sleep(0.01)
+
+
+async def test_operator_that_cannot_reach_the_api_server_says_so_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """kopf would log the traceback of each attempt."""
+    monkeypatch.setattr(api, "FIRST_CALL_RETRY_S", 0.0)
+    monkeypatch.setattr("dtj_operator.app.UNSERVED_PAUSE_S", 0.01)
+    lists = Kinds(namespaces=1)
+    lists.broken.add("/apis")
+    async with running(lists, "--namespace=a", "--lease-namespace=default", watched=False) as app:
+        waiting = asyncio.create_task(app.until_served())
+        await until(lists, lambda: "cannot reach the API server" in str(app._readiness_problem()))
+        lists.broken.remove("/apis")
+        await waiting
+    (line,) = (each for each in caplog.records if each.msg == "cannot watch the jobs; waiting")
+    assert "GET /apis" in line.error  # type: ignore[attr-defined]
 
 
 async def test_lease_is_renewed_beside_watches_of_many_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
