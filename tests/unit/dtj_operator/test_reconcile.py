@@ -238,7 +238,7 @@ class Cluster(World):
                     left = pods.pop(gone.uid)
                     if self.lingering:
                         pods[gone.uid] = replace(pod(left.index), pod=left).deleting().pod
-                case CreatePod(body):
+                case CreatePod(body=body):
                     self.did.append(f"create {body['metadata']['name']}")
         self.found = replace(self.found, pods=tuple(pods.values()))
         return DONE

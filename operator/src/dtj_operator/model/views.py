@@ -40,6 +40,11 @@ class ContainerView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     finished_at: float | None = None  # seconds since the epoch, by the node's clock
     report: ExitReport = NO_REPORT  # what its termination message reports, if it is the trainer's
 
+    @property
+    def is_unseen(self) -> bool:
+        """Whether its end was not seen, as if its node had restarted: the exit code is made up."""
+        return self.reason in ("Unknown", "ContainerStatusUnknown")
+
 
 class ConditionView(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel"):
     type: str = ""

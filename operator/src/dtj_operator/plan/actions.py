@@ -216,7 +216,6 @@ class CreatePod:
     make   returns its body, which is made when it is needed: those of 10,000 pods take 60 MiB
     """
 
-    __match_args__ = ("body",)
     make: Callable[[], Json]
 
     @property

@@ -40,8 +40,6 @@ _NO_PROGRAM = re.compile(
 )
 _PROGRAM_FIX = "correct command or args of that container in spec.template, or its image"
 _KILLED_BY_NODE = {"DeletionByTaintManager", "DeletionByPodGC"}
-# Of a container that ended unseen, according to containerd and to the kubelet: mostly, its node restarted.
-_UNSEEN = {"Unknown", "ContainerStatusUnknown"}
 _PEER_PHRASES = re.compile(
     r"connection (reset|closed|refused) by peer|broken pipe|DistNetworkError"
     r"|remote process exited|socket timeout|(gloo|socketPoll).*(no route to host|connection timed out)"
@@ -106,8 +104,8 @@ def _fault_of(s: Snapshot, pod: PodView, isolated: Mapping[int, float]) -> Fault
     ended = _ended(s, pod)
     report = ended.report if ended else NO_REPORT
     # If the kubelet has evicted the pod it says so, and does not see its containers end either.
-    is_unseen = ended is not None and ended.reason in _UNSEEN and not pod.reason
-    code = ended.exit_code if ended and not is_unseen else None  # else a number that the runtime has made up
+    is_unseen = ended is not None and ended.is_unseen and not pod.reason
+    code = ended.exit_code if ended and not is_unseen else None
     is_of_node = lost or (is_unseen and not pod.deleting)
     taken_away = is_of_node or pod.deleting or pod.true("DisruptionTarget")
     reason, name = ("NodeLost", "") if is_of_node else _classify(pod, ended, report, taken_away=taken_away)
@@ -129,9 +127,7 @@ def _fault_of(s: Snapshot, pod: PodView, isolated: Mapping[int, float]) -> Fault
         lacks_program=_lacks_program(ended) is not None,
         conditions=tuple((c.type, c.status) for c in pod.conditions),
         exit_codes=tuple(
-            (c.name, c.exit_code)
-            for c in pod.containers
-            if c.exit_code is not None and c.reason not in _UNSEEN
+            (c.name, c.exit_code) for c in pod.containers if c.exit_code is not None and not c.is_unseen
         ),
     )
 
@@ -308,7 +304,7 @@ def _message(s: Snapshot, pod: PodView, ended: ContainerView | None, report: Exi
     why = pod.message or next(said, "") or pod.reason
     last = tail(report.message or (ended.message if ended else ""), MESSAGE_TAIL)
     lacks = _lacks_program(ended)
-    if ended is not None and ended.reason in _UNSEEN:
+    if ended is not None and ended.is_unseen:
         last = f"container {ended.name} ended unseen, as if its node had restarted"
     elif ended is not None and lacks is not None:
         last = f"container {ended.name} cannot start: {lacks}; {_PROGRAM_FIX}"

@@ -232,7 +232,7 @@ class World:
 
     def _act(self, action: Action, fault: Fault) -> None:
         match action:
-            case CreatePod(body):
+            case CreatePod(body=body):
                 with _failing(fault("create")) as happens:
                     made = self.create(body) if happens else None
                 occupant = made or self.pods.get(body["metadata"]["name"])

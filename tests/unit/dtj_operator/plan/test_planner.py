@@ -37,7 +37,7 @@ def sketch(decision: Decision) -> list[str]:
     words: list[str] = []
     for action in decision.actions:
         match action:
-            case CreatePod(body):
+            case CreatePod(body=body):
                 words.append(f"+{body['metadata']['name']}@{body['metadata']['labels']['dtj.dev/attempt']}")
             case DeletePod(old, grace_s):
                 words.append(f"-{old.name}@{old.attempt}" + ("" if grace_s is None else f" in {grace_s} s"))
