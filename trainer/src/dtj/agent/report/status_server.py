@@ -111,9 +111,8 @@ class _HttpServer(ThreadingHTTPServer):
     """
 
     def __init__(self, host: str, port: int) -> None:
-        self._free = threading.BoundedSemaphore(_MOST_OPEN)
-        self._lock = threading.Lock()
         self._open: dict[Any, bool] = {}  # the oldest first; False once it was closed, until its thread ends
+        self._ends = threading.Condition()  # of one of them; guards `_open`
         if not host and socket.has_dualstack_ipv6():
             self.address_family = socket.AF_INET6
         super().__init__((host, port), _Handler)
@@ -125,29 +124,29 @@ class _HttpServer(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
-            self._close_oldest()
-            if not self._free.acquire(timeout=_ENDS_WITHIN_S):  # all of them wait for stacks
-                self.shutdown_request(request)
-                return
-        with self._lock:
-            self._open[request] = True
-        super().process_request(request, client_address)
+        with self._ends:
+            if len(self._open) >= _MOST_OPEN:
+                self._close_oldest()
+            is_free = self._ends.wait_for(lambda: len(self._open) < _MOST_OPEN, _ENDS_WITHIN_S)
+            if is_free:
+                self._open[request] = True
+        if is_free:
+            super().process_request(request, client_address)
+        else:  # all of them wait for stacks
+            self.shutdown_request(request)
 
     def _close_oldest(self) -> None:
-        with self._lock:
-            oldest = next((each for each, is_open in self._open.items() if is_open), None)
-            if oldest is not None:
-                self._open[oldest] = False
-                with contextlib.suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)
+        oldest = next((each for each, is_open in self._open.items() if is_open), None)
+        if oldest is not None:
+            self._open[oldest] = False
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
 
     def close_request(self, request: Any) -> None:
-        with self._lock:
-            was_served = self._open.pop(request, None) is not None
         super().close_request(request)
-        if was_served:
-            self._free.release()
+        with self._ends:
+            self._open.pop(request, None)
+            self._ends.notify()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """No traceback if a client hangs up, as health checks of load balancers do: the log is the ranks'."""
