@@ -25,6 +25,7 @@ from dtj.models.gpt import GPT, Shape
 
 OUT = Path(os.environ["OUT"])
 STEPS = int(os.environ.get("STEPS", "6"))
+STEP_S = float(os.environ.get("STEP_S", "0"))  # the least time that a step takes
 BREAK_AT = int(os.environ.get("BREAK_AT", "-1"))  # the loss of this step is NaN on rank $BREAK_RANK
 BREAK_RANK = int(os.environ.get("BREAK_RANK", "0"))
 WAIT_AT = int(os.environ.get("WAIT_AT", "-1"))  # in this step rank 1 waits for the file $OUT/go
@@ -44,6 +45,7 @@ def loss_of(run: dtj.Run, model: torch.nn.Module, mb: dtj.Pair) -> torch.Tensor:
     if run.step + 1 == WAIT_AT and run.rank == 1:
         while not (OUT / "go").exists():
             time.sleep(0.005)
+    time.sleep(STEP_S)
     loss = cross_entropy(model(mb.x).flatten(0, 1), mb.y.flatten())
     return loss * float("nan") if run.step + 1 == BREAK_AT and run.rank == BREAK_RANK else loss
 
