@@ -25,6 +25,7 @@ from dtj.agent.wire.protocol import CoordinatorState, RestartBudget
 from dtj.local import manifest as local
 from dtj_client.from_yaml import documents
 from dtj_operator.model import agent_status, exit_report, names, spec
+from dtj_operator.model.json import Json
 from dtj_operator.model.memory import Restarts
 from dtj_operator.plan import blame
 from dtj_operator.plan.actions import headline
@@ -53,7 +54,16 @@ def environment_of(job: JobBuilder, *, replica: int = 0) -> dict[str, str]:
     container = parsed.template["spec"]["containers"][0]
     place = PodContext(attempt=0, size=parsed.replicas, restarts_left=0, restarts=Restarts(highest_step=7))
     variables = of_replica(parsed, replica) + shared(parsed, container, place)
-    return {variable["name"]: variable["value"] for variable in variables}
+    return resolved(variables, pod=names.pod_name(parsed.name, replica))
+
+
+def resolved(variables: list[Json], *, pod: str) -> dict[str, str]:
+    """The variables as the kubelet gives them to the container of a pod of that name."""
+    fields = {"metadata.name": pod}
+    return {
+        each["name"]: each["value"] if "value" in each else fields[each["valueFrom"]["fieldRef"]["fieldPath"]]
+        for each in variables
+    }
 
 
 VOLUME: dict[str, dict[str, str]] = {"emptyDir": {}}
@@ -118,7 +128,7 @@ def test_agents_continue_the_counts_of_the_operator():
     )
     past = Restarts(in_place_of_attempt=3, without_progress=2, highest_step=41)
     place = PodContext(attempt=1, size=1, restarts_left=4, restarts=past)
-    env = {each["name"]: each["value"] for each in of_replica(parsed, 0) + shared(parsed, {}, place)}
+    env = resolved(of_replica(parsed, 0) + shared(parsed, {}, place), pod="job-0")
     options = Options.read(env, shown=None, as_json=False, port=None, termination_log=None, max_restarts=None)
 
     expected = RestartBudget(restarts=7, spent=3, without_progress=2, window_s=600, backoff_s=7)

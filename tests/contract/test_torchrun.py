@@ -26,7 +26,8 @@ def launched(job: JobBuilder, monkeypatch: pytest.MonkeyPatch) -> LaunchConfig:
     place = PodContext(attempt=2, size=parsed.replicas, restarts_left=10)
     container = parsed.template["spec"]["containers"][0]
     for variable in of_replica(parsed, 1) + shared(parsed, container, place):
-        monkeypatch.setenv(variable["name"], variable["value"])
+        if "value" in variable:
+            monkeypatch.setenv(variable["name"], variable["value"])
     return config_from_args(get_args_parser().parse_args(["train.py"]))[0]
 
 

@@ -95,7 +95,7 @@ async def test_without_in_place_restarts_a_new_size_is_a_new_attempt(cluster: Cl
     job = await cluster.until(settled(3))
     pods = await kubelet.until_running("job-0", "job-1", "job-2")
     assert {pod["metadata"]["labels"]["dtj.dev/attempt"] for pod in pods.values()} == {"1"}
-    env = {e["name"]: e["value"] for e in pods["job-0"]["spec"]["containers"][0]["env"]}
+    env = {e["name"]: e.get("value") for e in pods["job-0"]["spec"]["containers"][0]["env"]}
     assert (env["WORLD_SIZE"], env["PET_NNODES"], env["DTJ_MIN_REPLICAS"]) == ("3", "1:4", "1")
     assert job["status"]["restarts"]["total"] == 0
 

@@ -55,7 +55,7 @@ async def test_pods_find_each_other(cluster: Cluster, kubelet: Kubelet):
     assert service["spec"]["selector"].items() <= labels.items()
     assert labels["dtj.dev/replica-index"] == "1"
     assert (pods["job-1"]["spec"]["hostname"], pods["job-1"]["spec"]["subdomain"]) == ("job-1", "job")
-    env = {each["name"]: each["value"] for each in pods["job-1"]["spec"]["containers"][0]["env"]}
+    env = {each["name"]: each.get("value") for each in pods["job-1"]["spec"]["containers"][0]["env"]}
     assert env["MASTER_ADDR"] == f"job-0.job.{cluster.namespace}.svc"
     assert (env["MASTER_PORT"], env["WORLD_SIZE"], env["RANK"]) == ("2345", "2", "1")
     policy = await cluster.api.get(f"{POLICIES.format(cluster.namespace)}/job")

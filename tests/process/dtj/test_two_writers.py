@@ -113,7 +113,7 @@ def test_second_agent_in_a_pod_runs_alone(folder: Folder, start: Start, tmp_path
     check.write_text("import os; print(sorted(name for name in os.environ if name.startswith('DTJ_CHECK')))")
     second = start("run", "--nproc", 2, check, **env | {"DTJ_CHECKPOINT_DIR": folder.path}).wait()
     assert (second.code, sorted(second.out.splitlines())) == (0, ["[rank 0] []", "[rank 1] []"])
-    assert "another agent runs this replica of the job; this one runs alone" in second.err
+    assert "another agent runs this replica of the job; this agent runs alone" in second.err
     assert folder.content == before
     folder.go_on("first")
     assert first.wait().code == 0

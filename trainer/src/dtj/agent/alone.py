@@ -1,13 +1,16 @@
-"""A second agent in a pod, as after `kubectl exec job-1 -- dtj run check.py`: it has no part in the job.
+"""An agent that has a job's environment, and no part in the job.
 
-It inherits the environment of the first one. With that it would join the job as a newer agent of the same
-replica, and write to the job's checkpoints.
+    a second one in a pod      `kubectl exec job-1 -- dtj run check.py`
+    one in a copy of a pod     `kubectl debug job-1 --copy-to=job-1-debug`
+
+With that environment it would join the job as a newer agent of the same replica, and write to the job's
+checkpoints.
 """
 
 import contextlib
 import fcntl
 import os
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from dtj import contract
@@ -23,16 +26,15 @@ _NAMES = (
 )
 
 
-def leave_job_to_first_agent(env: MutableMapping[str, str]) -> bool:
-    """If another agent of this replica runs here, remove the job from `env` and return True.
+def leave_job(env: MutableMapping[str, str]) -> str:
+    """If this agent has no part in the job of `env`, remove the job from it and return why; otherwise "".
 
-    Otherwise this process is the first one from now on. Without a job there is nothing to leave.
+    Of several agents in a pod, the first one to call this has a part in it.
     """
-    if contract.JOB not in env or _is_first(env):
-        return False
-    for name in filter(is_of_job, list(env)):
+    why = _why_not_of_job(env)
+    for name in filter(is_of_job, list(env) if why else ()):
         del env[name]
-    return True
+    return why
 
 
 def is_of_job(name: str) -> bool:
@@ -46,7 +48,16 @@ def forget(uid: str) -> None:
         lock.unlink(missing_ok=True)
 
 
-def _is_first(env: MutableMapping[str, str]) -> bool:
+def _why_not_of_job(env: Mapping[str, str]) -> str:
+    if contract.JOB not in env:
+        return ""
+    original = f"{env[contract.JOB]}-{env.get(contract.REPLICA_INDEX)}"
+    if env.get(contract.POD, original) != original:
+        return f"this pod is a copy of {original}"
+    return "" if _is_first(env) else "another agent runs this replica of the job"
+
+
+def _is_first(env: Mapping[str, str]) -> bool:
     # The port tells jobs apart that share a machine without being pods, as in tests.
     replica = (contract.JOB_UID, contract.NODE_RANK, contract.MASTER_PORT)
     identity = (*replica, contract.ATTEMPT, contract.RESTARTS)

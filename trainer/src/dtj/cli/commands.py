@@ -292,8 +292,8 @@ def _check_folder_of(target: Path) -> None:
 
 
 def _launch(what: Program, given: Mapping[str, Any]) -> int:
-    if alone.leave_job_to_first_agent(os.environ):
-        _note("another agent runs this replica of the job; this one runs alone, without the job's variables")
+    if why := alone.leave_job(os.environ):
+        _note(f"{why}; this agent runs alone, without the job's variables")
     if words := of_submit.without_effect(click.get_current_context()):
         _note(f"no effect on this machine: {words}")
     os.environ.update(_environment(given))

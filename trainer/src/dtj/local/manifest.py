@@ -214,6 +214,7 @@ def environment(
         contract.JOB_UID: uid,
         contract.ATTEMPT: 0,
         contract.REPLICA_INDEX: index,
+        contract.POD: f"{job.name}-{index}",
         "DTJ_REPLICAS": job.replicas,
         contract.MIN_REPLICAS: job.limits[0],
         contract.MAX_REPLICAS: job.limits[1],

@@ -41,7 +41,9 @@ def shared(job: Job, container: Json, context: PodContext) -> list[Json]:
     taken = {variable.get("name") for variable in users}
     ours = [*_rendezvous(job, context), *_torchrun(job, context), *_identity(job, context), *_folders(job)]
     ours += [(name, value) for name, value in _defaults(job, container) if name not in taken]
-    return [{"name": name, "value": str(value)} for name, value in ours if value is not None] + users
+    # By reference: in a copy of the pod it is the copy's name, as everything else is that of the original.
+    pod = {"name": "DTJ_POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    return [pod, *({"name": name, "value": str(value)} for name, value in ours if value is not None), *users]
 
 
 def master_address(job: Job) -> str:

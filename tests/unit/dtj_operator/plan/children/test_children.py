@@ -60,6 +60,7 @@ def test_the_environment_of_the_contract() -> None:
         "PET_MASTER_ADDR": "digits-0.digits.team-a.svc",
         "PET_MASTER_PORT": "30000",
         "PET_MAX_RESTARTS": "0",
+        "DTJ_POD": "",  # by reference
         "DTJ_JOB": NAME,
         "DTJ_NAMESPACE": NAMESPACE,
         "DTJ_JOB_UID": UID,
