@@ -227,7 +227,7 @@ UNSAVED = "it has no spec.checkpoint: its 7 steps are lost, unless the program s
 @pytest.mark.parametrize(
     ("verb", "done"), [("delete", "deleted"), ("suspend", f"suspended; {UNSAVED}"), ("resume", "resumed")]
 )
-def test_several_jobs_are_changed_until_one_cannot_be(
+def test_several_jobs_are_changed_although_one_cannot_be(
     verb: str, done: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def change(job: Job) -> None:
@@ -240,8 +240,20 @@ def test_several_jobs_are_changed_until_one_cannot_be(
     yes = ["--yes"] if verb == "delete" else []
     assert run(verb, *yes, "digits", "text", "lost", "last") == 1
     said = capsys.readouterr()
-    assert said.out == f"digits: {done}\ntext: {done}\n"
-    assert said.err.startswith("error: there is no job lost")
+    assert said.out == f"digits: {done}\ntext: {done}\nlast: {done}\n"
+    assert said.err == "error: there is no job lost in this namespace\n"
+
+
+def test_other_jobs_are_left_alone_if_the_cluster_does_not_answer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def delete(_job: Job) -> None:
+        raise UnreachableError("no answer")
+
+    monkeypatch.setattr(Job, "manifest", {"spec": {}, "status": {}})
+    monkeypatch.setattr(Job, "delete", delete)
+    assert run("delete", "--yes", "digits", "text") == 1
+    assert capsys.readouterr().err == "error: no answer\n"
 
 
 @pytest.mark.parametrize(

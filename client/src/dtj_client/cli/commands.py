@@ -10,7 +10,7 @@ import io
 import shutil
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -37,7 +37,7 @@ from dtj_client.convert.jobs import convert as converted
 from dtj_client.convert.jobs import text_of
 from dtj_client.doctor.checks import TRY, Finding, Result, examine
 from dtj_client.doctor.trial import trial
-from dtj_client.errors import ClientError, GoneError, Patience
+from dtj_client.errors import ClientError, GoneError, Patience, UnreachableError
 from dtj_client.from_yaml import contents, decoded
 from dtj_client.job import FINAL, Job
 from dtj_client.kube.kubectl import KIND, Json, Kubectl, parse_indices
@@ -313,26 +313,30 @@ def events(kubectl: Kubectl, name: str | None) -> None:
 @NAMES
 @for_kubectl
 @click.pass_obj
-def suspend(kubectl: Kubectl, names: tuple[str, ...]) -> None:
+def suspend(kubectl: Kubectl, names: tuple[str, ...]) -> int:
     """Stop the pods of jobs, which save a checkpoint if the program can; the jobs stay."""
-    for name in names:
-        job = Job(name, kubectl)
+
+    def one(job: Job) -> str:
         lost = at_stake(_unfinished(job))
         job.suspend()
-        click.echo("; ".join(filter(None, (f"{name}: suspended", lost))))
+        return "; ".join(filter(None, ("suspended", lost)))
+
+    return _for_each(kubectl, names, one)
 
 
 @dtj.command()
 @NAMES
 @for_kubectl
 @click.pass_obj
-def resume(kubectl: Kubectl, names: tuple[str, ...]) -> None:
+def resume(kubectl: Kubectl, names: tuple[str, ...]) -> int:
     """Start the pods of suspended jobs."""
-    for name in names:
-        job = Job(name, kubectl)
+
+    def one(job: Job) -> str:
         before = _unfinished(job)
         job.resume()
-        click.echo(f"{name}: {_how_it_was_resumed(before)}")
+        return _how_it_was_resumed(before)
+
+    return _for_each(kubectl, names, one)
 
 
 @dtj.command()
@@ -373,13 +377,32 @@ def stop(kubectl: Kubectl, name: str, yes: bool, timeout: float | None) -> None:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @for_kubectl
 @click.pass_obj
-def delete(kubectl: Kubectl, names: tuple[str, ...], yes: bool) -> None:
+def delete(kubectl: Kubectl, names: tuple[str, ...], yes: bool) -> int:
     """Delete jobs with their pods and logs; checkpoints stay."""
-    for name in names:
-        job = Job(name, kubectl)
+
+    def one(job: Job) -> str:
         _confirm(job, yes, "delete")
         job.delete()
-        click.echo(f"{name}: deleted")
+        return "deleted"
+
+    return _for_each(kubectl, names, one)
+
+
+def _for_each(kubectl: Kubectl, names: Sequence[str], act: Callable[[Job], str]) -> int:
+    """Act on each job and print what became of it; return 1 if that failed for one, as kubectl does.
+
+    Raises UnreachableError at once: the others would get no answer either.
+    """
+    code = 0
+    for name in names:
+        try:
+            click.echo(f"{name}: {act(Job(name, kubectl))}")
+        except UnreachableError:
+            raise
+        except ClientError as error:
+            click.echo(f"error: {error}", err=True)
+            code = 1
+    return code
 
 
 def _unfinished(job: Job) -> Json:
