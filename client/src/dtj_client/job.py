@@ -209,7 +209,7 @@ class Job:
 
         Needs matplotlib. The log of a pod that was replaced is lost, and its steps with it.
         """
-        found = of_lines(self.logs())
+        found = of_lines(self.logs(replicas={0}))  # where rank 0 is, which logs the steps
         draw(self.manifest, found, Path(target))
         return len(found)
 
