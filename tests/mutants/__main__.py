@@ -24,7 +24,10 @@ PLAN = "tests/unit/dtj_operator/plan"
 # Area: Python files below src/ in the copy, the tests to run, and how many mutants to try.
 CODE: dict[str, tuple[tuple[str, ...], tuple[str, ...], int]] = {
     "plan": (
-        ("dtj_operator/plan/*.py", "dtj_operator/plan/report/*.py", "dtj_operator/model/memory.py"),
+        (
+            *(f"dtj_operator/plan/{part}*.py" for part in ("", "children/", "policies/", "report/")),
+            "dtj_operator/model/memory.py",
+        ),
         # test_machine.py takes seconds: too long for each mutant.
         (PLAN, f"--ignore={PLAN}/test_machine.py", "tests/unit/dtj_operator/model/test_spec.py"),
         150,
@@ -36,8 +39,8 @@ CODE: dict[str, tuple[tuple[str, ...], tuple[str, ...], int]] = {
         60,
     ),
     "hang": (
-        ("dtj/agent/coordinator/watch/hang.py",),
-        ("tests/unit/dtj/test_monitor.py", "tests/unit/dtj/test_hang.py"),
+        ("dtj/agent/coordinator/watch/hang.py", "dtj/agent/coordinator/watch/verdict.py"),
+        tuple(f"tests/unit/dtj/test_{name}.py" for name in ("monitor", "hang", "verdict")),
         60,
     ),
     "checkpoint": (

@@ -26,7 +26,7 @@ from dtj.checkpoint.objects import Location
 from dtj.checkpoint.owner import Deputy, Owner
 from dtj.checkpoint.parts import Parts, Snapshot
 from dtj.checkpoint.writer import Writer
-from dtj.errors import CheckpointError, RecipeError
+from dtj.errors import CheckpointError, RecipeError, SupersededError
 from dtj.parallel.layout import Layout
 from dtj.parallel.strategy import Strategy
 from dtj.ranks.world import World
@@ -194,6 +194,40 @@ def test_checkpoint_that_cannot_be_read_is_not_treated_as_damaged(tmp_path: Path
     file.symlink_to(file)
     with pytest.raises(CheckpointError, match=r"step-2/state.pt cannot be read: Too many levels"):
         found(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("is_damaged", "left"), [(True, ["step-1", "step-2"]), (False, ["step-1", "step-2", "step-9"])]
+)
+def test_save_removes_later_checkpoints_only_if_they_are_damaged(
+    tmp_path: Path, is_damaged: bool, left: list[str]
+) -> None:
+    commit(tmp_path, 1, 9)
+    file = tmp_path / "step-9" / paths.STATE_FILE
+    file.unlink()
+    if not is_damaged:  # it cannot be read, and may be intact
+        file.symlink_to(file)
+    commit(tmp_path, 2)
+    assert names(tmp_path) == left
+
+
+def test_writer_that_is_replaced_just_after_its_commit_removes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit_folder = storage.Folder.commit
+
+    def commit_and_lose(run: storage.Folder, step: int, writer: str) -> Location:
+        found = commit_folder(run, step, writer)
+        if step == 3:
+            Owner(tmp_path, {}).claim()
+        return found
+
+    monkeypatch.setattr(storage.Folder, "commit", commit_and_lose)
+    owner = Owner(tmp_path, {})
+    commit(owner, 1, 2)
+    with pytest.raises(SupersededError):
+        commit(owner, 3)
+    assert names(tmp_path) == ["step-1", "step-2", "step-3"]
 
 
 class Harmful:

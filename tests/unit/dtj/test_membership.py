@@ -138,6 +138,21 @@ def test_lost_replica_is_waited_for_and_costs_no_budget() -> None:
     assert found.state.in_place == 0
 
 
+def test_next_generation_is_newer_than_that_of_any_rank() -> None:
+    """A new coordinator: the ranks of one agent were started by the last orders of the old one."""
+    found = membership(replicas=2)
+    found.join(hello(0), NOW)
+    found_in_7 = {1: RankState(generation=7)}
+    assert found.join(hello(1, ranks=found_in_7), NOW) == [Form(8, frozenset(), 2)]
+
+
+def test_state_of_a_rank_says_how_it_ended() -> None:
+    found = formed()
+    found.ended(end(1, 0), 1, NOW)
+    found.ended(end(2, contract.EXIT_PEER_LOST), 1, NOW)  # whose cause is waited for
+    assert [found.state_of(rank) for rank in range(3)] == ["Running", "Done", "Failed"]
+
+
 def back(replica: int, **fields: object) -> Hello:
     """The same agent as before on a new connection; the fields are those of its rank."""
     state = {"generation": 1, "holds": True, "is_ready": True} | fields

@@ -59,6 +59,7 @@ def many(*odd: Probe, size: int = 128, crowd: Probe = WAITING) -> dict[int, Prob
         pytest.param({0: LOADING, 1: LOADING, 2: WAITING}, [0, 1], id="two at once"),
         pytest.param({0: WAITING, 1: UNKNOWN, 2: ELSEWHERE}, [2], id="an unknown place is no reason"),
         pytest.param({0: ITEM, 1: ITEM, 2: ITEM, 3: LOADING}, [3], id="on accelerators: not the majority"),
+        pytest.param({0: ITEM, 1: ITEM, 2: LOADING}, [2], id="two of three are a majority"),
         pytest.param(
             {0: ITEM, 1: ITEM, 2: WAITING, 3: ELSEWHERE, 4: ITEM}, [3], id="nor one in a collective"
         ),
