@@ -6,6 +6,8 @@ import pytest
 
 from tests.cluster import gang_releases
 from tests.e2e.conftest import workload_job
+from tests.e2e.test_healing import ENDLESS, finish
+from tests.e2e.test_network import recovered
 from tests.support.kubectl import Json, Kubectl
 from tests.support.predicates import condition, phase
 
@@ -38,19 +40,22 @@ def test_gang_waits_as_a_whole_and_heals_on_older_kubelets(kubectl: Kubectl):
     if not any(release.api_version in served for release in gang_releases.RELEASES):
         pytest.skip("this control plane places no gangs; make e2e K8S=1.36")
     kubectl.apply(large_job("first", 1, "--steps=100000", "--step-s=0.2"))
-    kubectl.until("dtj", "first", phase("Running"), within_s=120)
+    kubectl.until("dtj", "first", phase("Running"))
 
-    kubectl.apply(large_job("second", 2, "--steps=200", "--step-s=0.1"))
+    kubectl.apply(large_job("second", 2, *ENDLESS))
 
-    kubectl.until("dtj", "second", waits_as_a_whole, within_s=60)
+    kubectl.until("dtj", "second", waits_as_a_whole)
     pods = kubectl.list("pods", "dtj.dev/job-name=second")
     assert [pod["spec"].get("nodeName") for pod in pods] == [None, None], "one of them would fit"
 
     kubectl("delete", "dtj", "first")
+    kubectl.until("dtj", "second", phase("Running"))
     kubectl.follow("second-1", "did step 3 ")
     assert groups(kubectl, "second") == {"second-0"}
     kubectl("delete", "pod", "second-1", "--grace-period=0", "--force")
 
-    job = kubectl.until("dtj", "second", condition("Complete"), within_s=300)
+    kubectl.until("dtj", "second", recovered)
+    kubectl.follow("second-1", "did step ")
+    job = finish(kubectl, "second")
     assert job["status"]["restarts"]["total"] == 1
     assert groups(kubectl, "second") == {"second-0"}, "the new pod belongs to the gang too"
