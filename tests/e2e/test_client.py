@@ -85,6 +85,14 @@ def dtj(kubectl: Kubectl, folder: Path, *words: str) -> subprocess.CompletedProc
     )
 
 
+def until_event(kubectl: Kubectl, reason: str) -> None:
+    """Wait for an Event with this reason: the operator sends it after the status."""
+    deadline = time.monotonic() + PATIENCE_S
+    for _ in kubectl.watch("events", f"--field-selector=reason={reason}", deadline=deadline):
+        return
+    raise AssertionError(f"no Event {reason}")
+
+
 @pytest.mark.long(35)
 def test_every_verb_needs_no_more_rights_than_edit(researcher: Kubectl, tmp_path: Path):
     (tmp_path / "job.yaml").write_text(TRAINS_ON)
@@ -110,6 +118,7 @@ def test_every_verb_needs_no_more_rights_than_edit(researcher: Kubectl, tmp_path
     researcher.until("dtj", "long", lambda job: job["status"].get("ready") == "2/2")
     verb("suspend", "long")
     researcher.until("dtj", "long", phase("Suspended"))
+    until_event(researcher, "Suspended")
     assert "Suspended" in verb("events", "long")
     verb("resume", "long")
     researcher.until("dtj", "long", phase("Running"))

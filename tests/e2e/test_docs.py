@@ -42,7 +42,7 @@ def test_digits_of_two_pages_train_to_97_percent_on_two_nodes(kubectl: Kubectl, 
     first, *others = (step for page in DIGITS for step in steps(page))
     with no_other_placement():
         shell.perform(first)
-        kubectl.until("dtj", "digits", phase("Running"))
+        kubectl.until("dtj", "digits", phase("Running", "Succeeded"))
     for step in others:
         shell.perform(step)
 

@@ -27,7 +27,7 @@ def test_job_moves_off_a_lost_node(
     fault: Callable[[Cluster, str], AbstractContextManager[None]],
 ):
     kubectl.apply(job_on_the_spare_node("moving", checkpoint=runs, recovery={"avoidNodeAfterFaults": 1}))
-    kubectl.until("dtj", "moving", phase("Running"), within_s=120)
+    kubectl.until("dtj", "moving", phase("Running"))
     for name in ("moving-0", "moving-1"):
         kubectl.follow(name, "did step 12 ")
     # Only an agent that has answered before can fall silent; on a busy machine its first answers may be late.
@@ -50,7 +50,7 @@ def test_job_moves_off_a_lost_node(
 
     assert uids(kubectl, "moving")[moved] != before[moved]
     until_dead(cluster, lost, before[moved])
-    assert condition("Healthy")(kubectl.get("dtj", "moving") or {})
+    kubectl.until("dtj", "moving", condition("Healthy"))  # on a busy machine a rank may be slow for a moment
 
 
 def job_on_the_spare_node(name: str, **spec: Any) -> Json:
