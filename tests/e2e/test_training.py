@@ -91,13 +91,13 @@ def test_checkpointed_example_resumes_after_a_pod_is_deleted(kubectl: Kubectl):
     claim["spec"]["storageClassName"] = ""  # the volume of the fixture: not every cluster makes volumes
     endless(job, "--save-every=20")
     kubectl.apply(*others, job)
-    kubectl.follow("checkpointed-0", "did step 25 ", within_s=180)
+    kubectl.follow("checkpointed-0", "did step 25 ")
 
     kubectl("delete", "pod", "checkpointed-1")
-    resumed = kubectl.follow("checkpointed-0", "resuming from", within_s=180)
+    resumed = kubectl.follow("checkpointed-0", "resuming from")
 
     assert int(re.findall(r"resuming from \S*/step-(\d+)", resumed)[0]) >= 20
-    again = kubectl.until("dtj", "checkpointed", recovered(disruptions=1), within_s=180)
+    again = kubectl.until("dtj", "checkpointed", recovered(disruptions=1))
     restarts = again["status"]["restarts"]
     assert (restarts["counted"], restarts["disruptions"]) == (0, 1), (
         "the agreed stop of both replicas counts as one disruption"
@@ -112,15 +112,15 @@ def test_elastic_example_grows_and_shrinks_while_it_trains(kubectl: Kubectl):
     claim["spec"]["storageClassName"] = ""  # the volume of the fixture: not every cluster makes volumes
     endless(job)
     kubectl.apply(*others, job)
-    kubectl.until("dtj", "elastic", trains_with(2), within_s=180)
+    kubectl.until("dtj", "elastic", trains_with(2))
     assert_progress_is_shown(kubectl, "elastic", of=1_000_000)
     first = uids(kubectl, "elastic")
 
     for replicas in (3, 1):
         kubectl("scale", "dtj", "elastic", f"--replicas={replicas}")
-        resized = kubectl.until("dtj", "elastic", trains_with(replicas), within_s=180)
+        resized = kubectl.until("dtj", "elastic", trains_with(replicas))
         step = resized["status"]["progress"]["step"]
-        job = kubectl.until("dtj", "elastic", trains_with(replicas, beyond=step), within_s=180)
+        job = kubectl.until("dtj", "elastic", trains_with(replicas, beyond=step))
 
     assert (job["status"]["attempt"], job["status"]["restarts"]["total"]) == (0, 0)
     kubectl("wait", "--for=delete", "pod/elastic-1", "pod/elastic-2", "--timeout=60s")
@@ -152,9 +152,7 @@ def test_suspended_example_starts_when_it_is_resumed(kubectl: Kubectl):
 def assert_progress_is_shown(kubectl: Kubectl, name: str, *, of: int) -> None:
     """The status of a running job, and kubectl, show its steps so far, of how many, and its loss."""
     # The agent reports steps immediately, and a loss with the first line that the ranks log.
-    job = kubectl.until(
-        "dtj", name, lambda seen: seen.get("status", {}).get("progress", {}).get("loss"), within_s=120
-    )
+    job = kubectl.until("dtj", name, lambda seen: seen.get("status", {}).get("progress", {}).get("loss"))
     progress: dict[str, Any] = job["status"]["progress"]
     assert 0 < progress["step"] <= of
     assert progress["totalSteps"] == of
@@ -166,7 +164,7 @@ def assert_progress_is_shown(kubectl: Kubectl, name: str, *, of: int) -> None:
 def test_pods_carry_no_token_and_no_privilege(kubectl: Kubectl):
     kubectl.apply(shell_job("bare", "true"))
 
-    kubectl.until("dtj", "bare", condition("Complete"), within_s=120)
+    kubectl.until("dtj", "bare", condition("Complete"))
 
     for pod in kubectl.list("pods", "dtj.dev/job-name=bare"):
         mounts = json.dumps(pod["spec"]["containers"])
