@@ -105,6 +105,7 @@ async def test_gang_is_preempted_as_a_whole_and_that_is_a_disruption(cluster: Ga
         await cluster.api.create(PRIORITY_CLASSES, {"metadata": {"name": name}, "value": value})
     await cluster.submit(pod_spec={"priorityClassName": low}, recovery={"scope": "Replica"})
     await kubelet.until_running("job-0", "job-1", "job-2")
+    await cluster.until(phase("Running"))  # a pod that is gone before all have started is simply recreated
 
     await cluster.submit("urgent", replicas=2, pod_spec={"priorityClassName": urgent})
 

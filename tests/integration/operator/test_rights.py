@@ -133,6 +133,7 @@ async def test_rights_granted_are_the_rights_used(own_plane: tuple[ControlPlane,
             kubelet.starts = False
             await cluster.submit("waiting")
             await fits_nowhere(cluster, kubelet)
+            await cluster.until_event("Unschedulable", "waiting")  # sent after the status
             await kubelet.set_status(
                 "waiting-1", {"conditions": [{"type": "PodScheduled", "status": "True"}]}
             )
