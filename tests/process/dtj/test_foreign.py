@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.process.dtj.conftest import PROGRAMS, Finished, Start, children, free_port, wait_for
+from tests.process.dtj.conftest import PROGRAMS, Finished, Start, free_port
 
 FOREIGN = PROGRAMS / "foreign"
 SCRIPTS = [
@@ -89,19 +89,28 @@ def test_same_parameters_as_under_torchrun_and_restarted_from_its_own_checkpoint
         torch.testing.assert_close(other, expected, rtol=0, atol=0)
 
 
+def set_seed_in_a_later_life(seed: int) -> None:
+    """As accelerate's, but in its first life rank 1 is killed."""
+    from accelerate.utils.random import set_seed  # type: ignore[import-untyped]
+
+    if (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]) == ("1", "0"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    set_seed(seed)
+
+
 @pytest.mark.parametrize("script", ["test_script", "test_sync"])
 def test_script_that_comes_with_accelerate_runs_unchanged_also_after_a_rank_is_killed(
     start: Start, script: str
 ) -> None:
-    job = start(
+    """Both of them set a seed in the middle, before the ranks train."""
+    ended = start(
         *("run", "--nproc", 2, "--max-restarts", 1, "-m", f"accelerate.test_utils.scripts.{script}"),
         imports=["accelerate.test_utils"],
+        changed={"accelerate.utils.set_seed": set_seed_in_a_later_life},
         ACCELERATE_USE_CPU=1,
-    )
-    wait_for(lambda: "[rank 1] " in job.out, "output of rank 1")
-    os.kill(children(job.pid)[-1], signal.SIGKILL)  # rank 1, which was forked after the store and rank 0
-    ended = job.wait()
+    ).wait()
     assert ended.code == 0, ended.err
+    assert "rank 1 was killed by SIGKILL" in ended.err
     assert "generation 2: restarted all ranks" in ended.err
 
 
