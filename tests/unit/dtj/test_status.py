@@ -40,6 +40,19 @@ def document(steps: dict[int, int]) -> dict[str, Any]:
     return status.document(NOW, job=coordinator.status_fields())
 
 
+def test_report_about_an_earlier_step_does_not_take_the_step_back() -> None:
+    """A save in the background has ended, or the line of a step has been delivered with the next one."""
+    status = Status()
+    status.started(0, pid=100)
+    status.update(0, {"step": 7})
+    status.update(0, {"step": 5, "saveSeconds": 1.0, "loss": 0.5})
+    found = status.document(NOW, job=None)
+    assert (found["step"], found["ranks"][0]["step"], found["loss"]) == (7, 7, 0.5)
+    status.started(0, pid=101)
+    status.update(0, {"step": 5})
+    assert status.document(NOW, job=None)["step"] == 5, "its next life continues from a checkpoint"
+
+
 def test_ranks_of_other_pods_that_ended_are_not_running() -> None:
     found = document(dict.fromkeys(range(5), 7))["ranks"]
     assert [(each["rank"], each["pid"], each["state"]) for each in found] == [

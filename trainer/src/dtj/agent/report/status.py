@@ -38,7 +38,10 @@ class Status:
     def update(self, rank: int, report: dict[str, Any]) -> None:
         """A rank reported some fields; the lowest rank reports for the replica."""
         if "step" in report:
-            self.ranks[rank]["step"] = report["step"]
+            # What was saved or logged after an earlier step is reported later than the heartbeat of this one.
+            step = max(report["step"], self.ranks[rank]["step"] or 0)
+            report = report | {"step": step}
+            self.ranks[rank]["step"] = step
             if self.state in {"Starting", "Recovering"}:
                 self.state = "Running"
         if rank == min(self.ranks):
