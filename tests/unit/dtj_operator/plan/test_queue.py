@@ -444,8 +444,8 @@ def test_prebuilt_workload_must_ask_for_what_the_job_uses(count: int, spec: Json
     """An orphaned Workload of a small job keeps its quota; a large job must not run on that."""
     given = HELD.labelled(prebuilt_workload_name="made").container(resources=GPUS)
     given = given.pod_spec(initContainers=[SIDECAR])
-    trainer = {"name": "trainer", "resources": spec.pop("resources", GPUS)}
-    pod = {"containers": [trainer], "initContainers": [SIDECAR], "resources": spec.pop("pod", None), **spec}
+    trainer = {"name": "trainer", "resources": spec.get("resources", GPUS)}
+    pod = {"initContainers": [SIDECAR]} | spec | {"containers": [trainer], "resources": spec.get("pod")}
     found = given.workload("Admitted", owner_uid="", asked=PodSetView(count=count, spec=pod))
 
     waits = given.in_queue(found)
