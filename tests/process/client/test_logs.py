@@ -13,6 +13,7 @@ import pytest
 from dtj_client.errors import ForbiddenError
 from dtj_client.kube.kubectl import Kubectl
 from dtj_client.show import logs
+from tests.support.commands import wait_for
 
 PATIENCE_S = 60.0  # ends a test that hangs
 # One pod, which ends with the third of its logs. The first connection breaks between two lines of a second,
@@ -56,6 +57,33 @@ def test_log_continues_after_a_broken_connection(tmp_path: Path) -> None:
     found = logs.follow_job(cluster, "digits", [0], "--since=9m", "--tail=7", finished=over)
     assert [line.text for line in found] == ["one\N{REPLACEMENT CHARACTER}", " 9%", "two", "three"]
     assert (tmp_path / "1.5").exists()
+
+
+def test_log_whose_connection_breaks_just_after_its_job_has_ended_is_read_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaks = """
+case "$*" in
+  *"get pod"*) cat pods ;;
+  *--since-time*) echo "2026-01-01T00:00:02Z two" ;;
+  *) echo "2026-01-01T00:00:01Z one"; while [ ! -e over ]; do sleep 0.01; done ;;
+esac
+"""
+    begin = logs._Following._begin
+
+    def begins(following: logs._Following, pod: dict[str, Any], *, over: bool) -> bool:
+        """Returns only after what was read meanwhile has ended."""
+        has_begun = begin(following, pod, over=over)
+        if over and not has_begun:
+            (tmp_path / "over").touch()
+            wait_for(lambda: not following._read, "the end of the log")
+        return has_begun
+
+    answers = iter([False])
+    monkeypatch.setattr(logs._Following, "_begin", begins)
+    cluster = kubectl(tmp_path, breaks, pods=[pod(0, "a", "Running")])
+    found = logs.follow_job(cluster, "digits", [0], finished=lambda: next(answers, True))
+    assert [line.text for line in found] == ["one", "two"]
 
 
 def test_log_of_a_pod_that_comes_later_has_all_its_lines(tmp_path: Path) -> None:

@@ -213,8 +213,9 @@ class _Following:
                         self._first = {pod["metadata"]["uid"] for pod in pods}
                     if over_since and time.monotonic() >= over_since + STAYS_S:
                         self._leave(pods)
+                    reads = bool(self._read)  # a log that ends from here on may have to be read once more
                     begun = [self._begin(pod, over=over) for pod in pods]
-                    if over and not self._read and not any(begun):
+                    if over and not reads and not any(begun):
                         break
                 is_complete = len(self._read) >= len(self.replicas)
                 self._has_changed.wait(LOOK_S if is_complete and not over_since else NEXT_POD_S)
