@@ -231,7 +231,7 @@ def test_stuck_worker_is_found_and_its_rank_replaced(
     stopped = f" workers; its process {pid} is stopped" if how else ""
     assert re.search(said + stopped, ended.err)
     assert_identical(weights(unbroken(2, PLAIN=1)), weights(tmp_path))
-    assert is_dead(int(pid))
+    wait_for(lambda: is_dead(int(pid)), "the worker to end")  # nothing has waited for it
 
 
 def test_worker_that_dies_fails_its_rank_with_the_reason(finish: Finish, tmp_path: Path) -> None:
