@@ -184,7 +184,8 @@ def test_event_tells_why_the_pods_stop() -> None:
     given = TWO.running().in_queue(EVICTED)
     verdict = plan(given.snapshot()).verdict
     (event,) = events(given.snapshot(), verdict, new_status(given.snapshot(), verdict))
-    assert (event.reason, event.note) == (
+    assert (event.type, event.reason, event.note) == (
+        "Normal",
         "Evicted",
         "Stopping all pods: queue gpus took back its quota: said Evicted",
     )
@@ -341,16 +342,17 @@ def test_annotation_of_the_template_says_where_kueue_places_the_pods(
     assert (f"{KUEUE}/podset-unconstrained-topology" in first["metadata"]["annotations"]) == added
 
 
-def test_elastic_job_starts_with_the_admitted_replicas() -> None:
+@pytest.mark.parametrize("count", [2, 3])
+def test_elastic_job_starts_with_the_admitted_replicas(count: int) -> None:
     known = ELASTIC.workload("QuotaReserved", "Admitted")
     fewer = msgspec.structs.replace(
-        known, admission=AdmissionView(cluster_queue="all", pod_set="main", count=3)
+        known, admission=AdmissionView(cluster_queue="all", pod_set="main", count=count)
     )
     given = ELASTIC.was("Suspended", memory={"wantedReplicas": 4}).in_queue(fewer)
     verdict = plan(given.snapshot()).verdict
     assert isinstance(verdict, Resume)
     status = new_status(given.snapshot(), verdict)
-    assert len(pods(given.stored(status))) == 3
+    assert len(pods(given.stored(status))) == count
     assert not plan(given.stored(status).snapshot()).verdict
 
 

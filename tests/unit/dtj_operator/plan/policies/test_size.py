@@ -101,6 +101,13 @@ def test_retries_of_the_full_size_back_off(tries: int, pause: int) -> None:
     assert verdict.shortage == Shortage(replicas=3, tries=tries + 1, retry_at=int(NOW) + pause)
 
 
+def test_retry_of_the_full_size_remembers_the_shortage_and_so_backs_off_further() -> None:
+    verdict = resize(SHORTENED.seeing(now=NOW + 600).snapshot())
+    assert isinstance(verdict, Resize)
+    assert verdict.shortage is not None
+    assert (verdict.shortage.replicas, verdict.shortage.tries) == (3, 1)
+
+
 def test_smaller_attempt_is_not_counted_and_says_why() -> None:
     given = STARTING.but(UNSCHEDULABLE)
     after = new_status(given.snapshot(), resize(given.snapshot()))

@@ -66,6 +66,14 @@ def test_pods_that_start_after_a_resume_are_not_queued() -> None:
     assert (account["queuedSeconds"], account["startupSeconds"]) == (1, 60)
 
 
+def test_time_in_which_the_pods_of_a_later_attempt_have_no_nodes_is_queued() -> None:
+    status = {"goodput": {"productiveSeconds": 9, "queuedSeconds": 1}, "attempt": 1}
+    before = status | {"memory": {"earlierSeconds": {"productiveSeconds": 9}}}
+    placed = job().replicas(2).was("Pending", **before).having(*(pod(i, attempt=1).on("w") for i in (0, 1)))
+    started = status_of(placed)
+    assert (started["phase"], started["goodput"]["queuedSeconds"]) == ("Starting", 61)
+
+
 def test_time_before_the_agents_start_is_queued_if_pods_do_not_say_when_they_had_nodes() -> None:
     given = TWO.answering(ledger=ledger(40, startup=5, lost=3, recovering=2))
 

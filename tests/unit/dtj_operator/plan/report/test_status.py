@@ -775,8 +775,8 @@ def test_other_number_of_ranks_that_train_is_an_event() -> None:
     up = [pod(index).running() for index in range(3)]
     grown = job().elastic(1, 3).replicas(3).recovery(scope="Replica").having(*up)
 
-    def said(before: int, ranks: int, verdict: Verdict | None = None) -> list[str]:
-        given = grown.was("Running", worldSize=before, wantedReplicas=3).answering(world_size=ranks)
+    def said(before: int, ranks: int, verdict: Verdict | None = None, phase: str = "Running") -> list[str]:
+        given = grown.was(phase, worldSize=before, wantedReplicas=3).answering(world_size=ranks)
         found = events(given.snapshot(), verdict, new_status(given.snapshot(), verdict))
         return [each.note for each in found if each.reason == "Resized"]
 
@@ -784,3 +784,4 @@ def test_other_number_of_ranks_that_train_is_an_event() -> None:
     assert said(3, 1) == ["the job trains with 1 rank now, before with 3"]
     assert said(3, 3) == []
     assert said(2, 3, Restart(FAULT, counts=True)) == []
+    assert said(2, 3, phase="Starting") == []
