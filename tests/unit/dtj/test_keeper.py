@@ -117,7 +117,7 @@ def test_buddy_keeps_the_two_newest_copies_and_gives_them_to_the_next_pod(
 def test_a_new_buddy_gets_all_copies_again(keeper: Keeper, own: list[Slot]) -> None:
     write(own[0], 1)
     for each in own:
-        each.mark_sent(is_sent=True)
+        each.mark_sent(each.header())
     sender(own, keeper.said, keeper.address).send()
     assert keeper.kept() == [(1, PAYLOAD)]
 
@@ -137,9 +137,9 @@ def test_copies_go_to_a_new_buddy_while_the_lost_one_is_still_waited_for(
     sent = threading.Event()
     mark = Slot.mark_sent
 
-    def marked(one: Slot, *, is_sent: bool) -> None:
-        mark(one, is_sent=is_sent)
-        if is_sent:
+    def marked(one: Slot, header: Header | None) -> None:
+        mark(one, header)
+        if header:
             sent.set()
 
     monkeypatch.setattr(Slot, "mark_sent", marked)
@@ -153,6 +153,28 @@ def test_copies_go_to_a_new_buddy_while_the_lost_one_is_still_waited_for(
         assert keeper.kept() == [(1, PAYLOAD)]
     assert use(second, None) is None
     assert keeper.said == []
+
+
+def test_copy_that_replaces_one_whose_end_is_noted_late_is_sent(
+    keeper: Keeper, own: list[Slot], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank begins its next copy just before the sender notes that the buddy has this one."""
+    mark = Slot.mark_sent
+
+    def marked_late(one: Slot, header: Header | None) -> None:
+        if one is own[0] and header and header.label.step == 1:
+            payload = one.fill(len(PAYLOAD), lambda view: view.__setitem__(slice(None), PAYLOAD))
+            mark(one, header)
+            one.seal(replace(header.label, step=2), payload)
+        else:
+            mark(one, header)
+
+    monkeypatch.setattr(Slot, "mark_sent", marked_late)
+    write(own[0], 1)
+    sends = sender(own, keeper.said, keeper.address)
+    for _ in range(2):
+        sends.send()
+    assert keeper.kept() == [(1, PAYLOAD), (2, PAYLOAD)]
 
 
 def test_late_answer_of_a_lost_buddy_does_not_count(
@@ -205,7 +227,7 @@ def test_sender_that_dies_costs_only_the_older_copy(keeper: Keeper, own: list[Sl
     for step in (1, 2):
         write(own[0], step)
         sender(own, keeper.said, keeper.address).send()
-        own[0].mark_sent(is_sent=False)
+        own[0].mark_sent(None)
     with sending_another(keeper, own[0], step=3) as sock:
         sock.sendall(PAYLOAD[:1000])
     assert keeper.kept() == [(2, PAYLOAD)]

@@ -272,12 +272,12 @@ def test_next_copy_waits_for_the_buddy_but_not_for_a_slow_one(slots: list[Slot])
     rank.copy(1)
     rank.now = 29.9
     assert not rank.copies.wants_copy()
-    slots[0].mark_sent(is_sent=True)
+    slots[0].mark_sent(slots[0].header())
     assert rank.copies.wants_copy()
-    slots[0].mark_sent(is_sent=False)
+    slots[0].mark_sent(None)
     rank.now = 30.1
     assert rank.copies.wants_copy()
-    slots[0].mark_sent(is_sent=True)
+    slots[0].mark_sent(slots[0].header())
     rank.copy(2)
     rank.copy(3)
     assert not any(each.is_sent for each in slots), "these are other copies"

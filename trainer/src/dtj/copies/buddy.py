@@ -94,7 +94,7 @@ def fetch(address: Address, rank: int, slots: Sequence[Slot]) -> int:
             if not has_room(header, slot):
                 raise OSError(f"a copy takes {header.length >> 20} MiB, too much for the memory that is left")
             found += slot.receive(header, lambda view: read_into(sock, view))
-            slot.mark_sent(is_sent=True)
+            slot.mark_sent(header)
     return found
 
 

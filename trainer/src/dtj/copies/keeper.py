@@ -50,7 +50,7 @@ class Sender(threading.Thread):
         self._is_over = threading.Event()
         self._marking = threading.Lock()
         for each in chain.from_iterable(slots.values()):
-            each.mark_sent(is_sent=False)
+            each.mark_sent(None)
 
     def run(self) -> None:
         """Send until `end`."""
@@ -91,7 +91,7 @@ class Sender(threading.Thread):
                 return False
             if one.header() != header:
                 return True  # the rank has overwritten it; there is a newer one
-            one.mark_sent(is_sent=True)
+            one.mark_sent(header)
         if not is_kept and self._failures < _TOLD_FAILURES:
             self._say(f"{self.address.host} does not keep the copies of state of rank {rank}")
         self._failures = 0 if is_kept else _TOLD_FAILURES

@@ -1,7 +1,7 @@
 """One copy of a rank's state in shared memory: complete, or ignored. Knows bytes, not tensors.
 
     header   LABEL: whose copy it is, and of which step; length and checksum of the payload   written last
-    sent     a byte in the header's page: nothing remains to be sent to the buddy
+    sent     in the header's page: the header of the copy of which nothing remains to be sent to the buddy
     payload  bytes that tree.py reads and writes
 
 The agent creates two slots for each rank before it forks it (memfd). A rank overwrites the older one, so that
@@ -130,22 +130,22 @@ class Slot:
 
     @property
     def is_sent(self) -> bool:
-        """The buddy has this copy, or does not want it."""
-        self._map()
-        return bool(self._memory) and self._memory[_SENT_AT] == 1
+        """The buddy has the copy that the slot holds, or does not want it."""
+        header = self.header()
+        return header is not None and self._memory[_SENT_AT : _SENT_AT + LABEL_BYTES] == header.pack()
 
-    def mark_sent(self, *, is_sent: bool) -> None:
-        """Note whether the buddy has this copy, or does not want it."""
+    def mark_sent(self, header: Header | None) -> None:
+        """Note the copy that the buddy has, or does not want; the rank may be replacing it at this moment."""
         self._map()
         if self._memory:
-            self._memory[_SENT_AT] = is_sent
+            sent = header.pack() if header else bytes(LABEL_BYTES)
+            self._memory[_SENT_AT : _SENT_AT + LABEL_BYTES] = sent
 
     def clear(self) -> None:
         """Hold no copy from now on."""
         self._map()
         if self._memory:
             self._memory[:LABEL_BYTES] = bytes(LABEL_BYTES)
-            self._memory[_SENT_AT] = 0
 
     def _make_room(self, length: int) -> memoryview:
         self.clear()
