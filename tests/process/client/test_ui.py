@@ -130,7 +130,7 @@ def test_log_continues_after_the_server_has_stopped_reading_it(page: Page, clust
     cluster.details["gpt-small"] = made.document(now, lines=[])
     cluster.lines = lines("one", "two", "three")
     page.open("#/job/team/gpt-small")
-    page.until("h1", "gpt-small")
+    page.until_there("article table tbody tr")  # the page grows with its data, which would move the log away
     page.run("document.querySelector('.log').scrollIntoView()")
     page.until(".log > div", "0one", "0two", "0three")
     cluster.lines, cluster.log_id = lines("three", "four"), "2"
