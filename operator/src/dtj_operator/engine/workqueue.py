@@ -10,11 +10,10 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator, Callable, Hashable
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from dtj_operator.engine.shares import Shares
 
@@ -25,13 +24,18 @@ LONGEST_BACKOFF_S = 60.0
 BACKOFF_JITTER = 0.2  # of the delay, either way, so that keys that failed together are not retried together
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A key's place in the queue: queued since, to be taken until, and its sequence number."""
+class _Place(NamedTuple, Generic[K]):
+    """A key's place in the queue; as a tuple, the more urgent of two places is the smaller one.
 
-    since: float
+    until    when its patience ends
+    number   another one for each place, so the rest is never compared
+    since    when the key was queued
+    """
+
     until: float
     number: int
+    since: float
+    key: K
 
 
 class WorkQueue(Generic[K]):
@@ -49,11 +53,11 @@ class WorkQueue(Generic[K]):
         group_of: Callable[[K], Hashable] = lambda key: key,
     ) -> None:
         self._random, self._group_of, self._shares = random, group_of, Shares[Hashable](workers)
-        # Heaps of the groups that have their share.
-        self._parked: dict[Hashable, list[tuple[float, int, K]]] = {}
-        self._ready: asyncio.PriorityQueue[tuple[float, int, K]] = asyncio.PriorityQueue()
+        self._parked: dict[Hashable, list[_Place[K]]] = {}  # heaps of the groups that have their share
+        self._ready: asyncio.PriorityQueue[_Place[K]] = asyncio.PriorityQueue()
         self._numbers = count()
-        self._waiting: dict[K, _Place] = {}  # keys that are queued, or were added while a worker holds them
+        # Of keys that are queued, or were added while a worker holds them.
+        self._waiting: dict[K, _Place[K]] = {}
         self._busy: set[K] = set()
         self._timers: dict[K, tuple[asyncio.TimerHandle, float]] = {}  # timer, and when its patience ends
         self._failures: dict[K, int] = {}
@@ -64,13 +68,13 @@ class WorkQueue(Generic[K]):
     def add(self, key: K, *, patience_s: float = 0.0) -> None:
         """Add the key; for `patience_s` it yields to more urgent keys."""
         now = asyncio.get_running_loop().time()
-        place = self._waiting.get(key)
-        if place is not None and place.until <= now + patience_s:
+        before = self._waiting.get(key)
+        if before is not None and before.until <= now + patience_s:
             return
-        place = _Place(place.since if place else now, now + patience_s, next(self._numbers))
+        place = _Place(now + patience_s, next(self._numbers), before.since if before else now, key)
         self._waiting[key] = place
         if key not in self._busy:
-            self._put(key, place)
+            self._ready.put_nowait(place)
 
     def add_after(self, key: K, delay_s: float, *, patience_s: float = 0.0) -> None:
         """Add the key later; of several calls the earliest time and the earliest end of patience count."""
@@ -109,15 +113,15 @@ class WorkQueue(Generic[K]):
     @contextlib.asynccontextmanager
     async def take(self) -> AsyncIterator[tuple[K, float]]:
         """Hold the next key; yields it with the seconds that it was queued."""
-        key, place = await self._next()
-        waited = asyncio.get_running_loop().time() - place.since
+        place = await self._next()
+        key, waited = place.key, asyncio.get_running_loop().time() - place.since
         self._busy.add(key)
         try:
             yield key, waited
         finally:
             self._busy.discard(key)
             if key in self._waiting:
-                self._put(key, self._waiting[key])
+                self._ready.put_nowait(self._waiting[key])
             self._shares.give_back(self._group_of(key))
             self._unpark()
 
@@ -127,35 +131,29 @@ class WorkQueue(Generic[K]):
             timer.cancel()
         self._timers.clear()
 
-    def _put(self, key: K, place: _Place) -> None:
-        self._ready.put_nowait((place.until, place.number, key))
-
-    async def _next(self) -> tuple[K, _Place]:
-        """Take the next key; skip entries of keys that were moved to a more urgent place."""
+    async def _next(self) -> _Place[K]:
+        """Take the next key; skip places of keys that were moved to a more urgent one."""
         while True:
-            entry = await self._ready.get()
-            if not self._is_current(entry):
+            place = await self._ready.get()
+            if not self._is_current(place):
                 continue
-            key = entry[2]
-            group = self._group_of(key)
+            group = self._group_of(place.key)
             if self._shares.try_take(group):
-                return key, self._waiting.pop(key)
-            heappush(self._parked.setdefault(group, []), entry)
+                return self._waiting.pop(place.key)
+            heappush(self._parked.setdefault(group, []), place)
 
-    def _is_current(self, entry: tuple[float, int, K]) -> bool:
-        _, number, key = entry
-        place = self._waiting.get(key)
-        return place is not None and place.number == number
+    def _is_current(self, place: _Place[K]) -> bool:
+        return self._waiting.get(place.key) is place
 
     def _unpark(self) -> None:
         """A worker is free: put back the next key of each group that may have it."""
-        for group, entries in list(self._parked.items()):
-            while entries and self._shares.may_take(group):
-                entry = heappop(entries)
-                if self._is_current(entry):
-                    self._ready.put_nowait(entry)
+        for group, places in list(self._parked.items()):
+            while places and self._shares.may_take(group):
+                place = heappop(places)
+                if self._is_current(place):
+                    self._ready.put_nowait(place)
                     break
-            if not entries:
+            if not places:
                 del self._parked[group]
 
     def _fire(self, key: K) -> None:
