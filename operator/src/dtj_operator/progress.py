@@ -42,9 +42,9 @@ class _Followed:
     address: str
     ranks: int
     has_answered: bool
+    others: Mapping[int, str]  # addresses of other agents, by replica
     answered_at: float  # when it last answered, or when polling started
     unanswered: int = 0  # polls in a row
-    others: Mapping[int, str] = field(default_factory=dict)  # addresses of other agents, by replica
     said: Mapping[int, Unheard] = field(default_factory=dict)  # by the others when they were last asked
     unheard_since: float | None = None  # see Silence
     is_heard: bool = False
@@ -52,11 +52,8 @@ class _Followed:
     marked_at: float = 0.0  # when that was first seen
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
-    def is_newly_silent(self, now: float) -> bool:
-        """Whether it answered before and stopped less than SILENCE_COUNTS_S ago."""
-        return self.has_answered and self.unanswered > 0 and now - self.answered_at < SILENCE_COUNTS_S
-
     def is_silent_for(self, seconds: float, now: float) -> bool:
+        """Whether it answered before and stopped at least so long ago."""
         return self.has_answered and self.unanswered > 0 and now - self.answered_at >= seconds
 
     def is_outdated(self, mark: str | None, now: float) -> bool:
@@ -121,13 +118,13 @@ class Poller:
         has_answered  the agent answered in this attempt before this process started to poll it
         others        addresses of agents, by replica, that are asked if this one is silent for long
         """
-        known = self._followed.get(key)
+        known, others = self._followed.get(key), others or {}
         if known is not None and (known.uid, known.attempt, known.address) == (uid, attempt, address):
-            known.others = others or {}
+            known.others = others
             return
         self.stop(key)
-        followed = self._followed[key] = _Followed(uid, attempt, address, ranks, has_answered, _now())
-        followed.others = others or {}
+        followed = _Followed(uid, attempt, address, ranks, has_answered, others, answered_at=_now())
+        self._followed[key] = followed
         followed.task = asyncio.create_task(self._follow(key, followed), name=f"poll {key}")
 
     def stop(self, key: Key) -> None:
@@ -166,9 +163,8 @@ class Poller:
 
     def note_written(self, key: Key, progress: Progress | None) -> None:
         """Note that the stored status has this answer; None: the job had not answered when it was read."""
-        if progress is None:
-            return
-        self._turns.done(key)
+        if progress is not None:
+            self._turns.done(key)
 
     def number(self, *, silent: bool) -> int:
         """How many of the polled agents left the last poll unanswered, or else how many did not."""
@@ -184,6 +180,7 @@ class Poller:
     async def _follow(self, key: Key, followed: _Followed) -> None:
         while True:
             progress = await self._poll(key, followed)
+            metrics.POLLS.labels("nothing" if progress is None else "answer").inc()
             if progress is None:
                 self._note_unanswered(key, followed)
                 await self._ask_others(key, followed)
@@ -249,13 +246,8 @@ class Poller:
                 raw, key, followed.uid, self._wall(), followed.address, ranks=followed.ranks
             )
         except Exception:  # noqa: BLE001 - a user's program answers, and nothing that it sends may end this task
-            metrics.POLLS.labels("nothing").inc()
             return None
-        if followed.is_outdated(progress.at, _now()):
-            metrics.POLLS.labels("nothing").inc()
-            return None
-        metrics.POLLS.labels("answer").inc()
-        return progress
+        return None if followed.is_outdated(progress.at, _now()) else progress
 
 
 def _now() -> float:
@@ -265,7 +257,8 @@ def _now() -> float:
 def _intervals(followed: _Followed, progress: Progress | None, now: float) -> float:
     """The pause until the next poll, in usual intervals."""
     waits = progress is not None and any(each.seconds < SILENCE_COUNTS_S for each in progress.silent_replicas)
-    if waits or followed.is_newly_silent(now):
+    newly_silent = followed.is_silent_for(0, now) and not followed.is_silent_for(SILENCE_COUNTS_S, now)
+    if waits or newly_silent:
         return FAST
     return SLOW if followed.unanswered > SLOW else 1
 
