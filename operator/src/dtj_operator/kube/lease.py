@@ -151,12 +151,12 @@ class Lease:
             await self._put()
 
     async def _read(self) -> None:
-        self._remember(decode(await self._api.get(self._path, timeout_s=TRY_TIMEOUT_S)))
+        self._remember(decode(await self._api.get(self._path)))
 
     async def _put(self) -> None:
         """Claim the last known Lease; raises Conflict if it has changed since."""
         body = {**self._object, "spec": {**self._spec, **self._claim(self._spec)}}
-        self._remember(decode(await self._api.update(self._path, body, timeout_s=TRY_TIMEOUT_S)))
+        self._remember(decode(await self._api.update(self._path, body)))
 
     def _remember(self, lease: Json) -> None:
         if (lease.get("spec") or {}) != self._spec or not self._object:
