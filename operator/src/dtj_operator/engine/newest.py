@@ -1,7 +1,6 @@
 """A dict of bounded size, for what a process would otherwise remember of every object that it ever saw."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 K = TypeVar("K")
@@ -11,10 +10,9 @@ V = TypeVar("V")
 class Newest(OrderedDict[K, V]):
     """Keeps the entries that were set last, at most so many."""
 
-    def __init__(self, most: int, entries: Mapping[K, V] | Iterable[tuple[K, V]] = ()) -> None:
+    def __init__(self, most: int) -> None:
         super().__init__()
         self._most = most
-        self.update(entries)
 
     def __setitem__(self, key: K, value: V) -> None:
         super().__setitem__(key, value)

@@ -102,7 +102,7 @@ class NodeCache(Cache[NodeView]):
         any of them.
         """
         now = self._clock()
-        self.gone_since = Newest(TOMBSTONES, dict.fromkeys(self.gone_since, now))
+        self.gone_since.update(dict.fromkeys(self.gone_since, now))
         for views in self._views.values():
             for name, view in views.items():
                 if not view.ready:

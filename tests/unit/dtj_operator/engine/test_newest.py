@@ -4,17 +4,17 @@ from dtj_operator.engine.newest import Newest
 
 
 def test_entry_that_was_set_first_is_forgotten() -> None:
-    found = Newest(2, {"a": 1, "b": 2})
+    found = Newest[str, int](2)
 
-    found["c"] = 3
+    found.update(a=1, b=2, c=3)
 
     assert list(found.items()) == [("b", 2), ("c", 3)]
 
 
 def test_entry_that_is_set_again_is_among_the_newest() -> None:
-    found = Newest(2, {"a": 1, "b": 2})
+    found = Newest[str, int](2)
 
-    found["a"] = 4
-    found["c"] = 3
+    found.update(a=1, b=2)
+    found.update(a=4, c=3)
 
     assert list(found.items()) == [("a", 4), ("c", 3)]
