@@ -200,8 +200,8 @@ class Applier:
         except Unavailable:  # the API server may have created it
             self._pods.unverified.add(Key(meta["namespace"], labels[names.JOB_NAME]), meta["name"])
             raise
-        if made is None or isinstance(made, Refusal):
-            return made or False
+        if not isinstance(made, tuple):
+            return made
         found, existed = made
         usable = found.owner_uid == uid and not found.deleting and not found.mislabelled
         usable = usable and str(found.attempt) == labels[names.ATTEMPT]
@@ -225,8 +225,8 @@ class Applier:
         An edit of it is reverted; what an earlier job of this name left is deleted.
         """
         made = await self._create(body["kind"], body)
-        if made is None or isinstance(made, Refusal):
-            return made or False
+        if not isinstance(made, tuple):
+            return made
         found, existed = made
         if found.deleting:
             return False
@@ -238,8 +238,8 @@ class Applier:
             return not cache.kind.is_edited(found, body) or await self._revert(cache, found, body)
         return True
 
-    async def _create(self, name: str, body: Json, query: Query = ()) -> tuple[Any, bool] | Refusal | None:
-        """Return the object, and whether it existed before; None if it was deleted a moment ago.
+    async def _create(self, name: str, body: Json, query: Query = ()) -> tuple[Any, bool] | Refusal | bool:
+        """Return the object, and whether it existed before; False if it was deleted a moment ago.
 
         It exists if we created it before the operator restarted, or if the answer was lost. Then the job is
         reconciled again: the object may have changed since, and the watch reports nothing known.
@@ -252,7 +252,7 @@ class Applier:
             except Conflict:
                 found, existed = decode_one(await self._api.get(f"{folder}/{meta['name']}")), True
         except NotFound:
-            return None
+            return False
         if not found.owner_uid or found.job != meta["labels"][names.JOB_NAME]:
             return name_conflict(name, meta["name"])
         cache.observe(found, quiet=not existed, found=existed)
