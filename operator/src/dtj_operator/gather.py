@@ -77,22 +77,21 @@ class Gatherer:
         job, now, monotonic = spec.parse(raw), self._wall(), self._monotonic()
         memory = Memory.of(raw.get("status") or {}, job.uid, is_remote=job.remote)
         self._recovery[key] = job.recovery
-        wanted = networking(job, self._readers)
-        pods, nodes = self._caches.pods.of(key), self._caches.nodes()
         gangs_off = self._caches.gangs.off(key.namespace)
         reverted_at = max(cache.reverted_at.get(key, float("-inf")) for cache in self._caches.children)
         snapshot = Snapshot(
             job=job,
             memory=memory,
-            pods=pods,
+            pods=self._caches.pods.of(key),
             children={
-                kind: _state(self._caches.of(kind), key, job.uid, body) for kind, body in wanted.items()
+                kind: _state(self._caches.of(kind), key, job.uid, body)
+                for kind, body in networking(job, self._readers).items()
             },
             gang_api="" if gangs_off else self._caches.gangs.api_version,
             gangs_off=gangs_off,
             pod_groups=self._caches.pod_groups.of(key),
             revert_at=now + max(0.0, reverted_at + REVERT_PAUSE_S - monotonic),
-            nodes=nodes,
+            nodes=self._caches.nodes(),
             gone_since=self._caches.gone_nodes(),
             progress=self._poller.last(key, job.uid, memory.attempt),
             coordinator_silence=self._poller.silence(key, job.uid, memory.attempt),
@@ -111,14 +110,14 @@ class Gatherer:
         self._verifier.forget(key)
         for cache in self._caches.children:
             cache.reverted_at.pop(key, None)
-        pods, nodes, now = self._caches.pods.of(key), self._caches.nodes(), self._wall()
+        pods = self._caches.pods.of(key)
         recovery = self._recovery.get(key, UNKNOWN) if pods else self._recovery.pop(key, UNKNOWN)
         return Gone(
             recovery=recovery,
             pods=pods,
-            nodes=nodes,
+            nodes=self._caches.nodes(),
             gone_since=self._caches.gone_nodes(),
-            now=now,
+            now=self._wall(),
             monotonic=self._monotonic(),
             children={
                 cache.kind.kind: found.uid

@@ -67,11 +67,10 @@ class Verifier:
             try:
                 found = source.decode(await self._api.get(f"{source.path(key.namespace)}/{name}"))
             except NotFound:
-                cache.remove_name(key, name)
-                return
-            if found.job == key.name:
+                found = None
+            if found is not None and found.job == key.name:
                 cache.observe(found, quiet=True, found=True)
-            else:  # its owner was changed: it no longer belongs to the job
+            else:  # it is gone, or its owner was changed: it no longer belongs to the job
                 cache.remove_name(key, name)
 
     async def _list_pods(self, key: Key, pods: Iterable[str]) -> None:
