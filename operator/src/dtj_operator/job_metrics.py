@@ -47,13 +47,10 @@ REASONS = frozenset(
 ) | {"NodeLost", "Evicted"}
 OTHER = "Other"
 MOST_RESOURCES = 8  # of a namespace: templates can name any number of them, without a pod that could run
-ENDS = (
-    *((SUCCEEDED, reason) for reason in ("AllRanksSucceeded", "SuccessPolicy")),
-    *(
-        (FAILED, reason)
-        for reason in ("RecoveryRule", "RestartBudgetSpent", "NoProgress", "DeadlineExceeded", "BadSpec")
-    ),
-)
+ENDS = {  # phase -> reasons
+    SUCCEEDED: ("AllRanksSucceeded", "SuccessPolicy"),
+    FAILED: ("RecoveryRule", "RestartBudgetSpent", "NoProgress", "DeadlineExceeded", "BadSpec"),
+}
 
 
 @dataclass
@@ -119,12 +116,8 @@ class JobTable(Collector):
             child = metric.labels(*labels) if labels else metric
             child.inc() if seconds is None else child.observe(seconds)
         fault = _unrecorded_fault(s, verdict, status)
-        if (
-            fault is not None
-            and fault.reason == "NodeLost"
-            and self._is_first_report(fault.node, s.monotonic)
-        ):
-            metrics.NODES_LOST.inc()
+        if fault is not None and fault.reason == "NodeLost":
+            self._count_loss(fault.node, s.monotonic)
         self._count_seconds(key, s, status)
 
     def collect(self) -> Iterable[Metric]:
@@ -144,12 +137,11 @@ class JobTable(Collector):
         avoided.add_metric([], len(set[str]().union(*(job.avoids for job in self._jobs.values()))))
         return jobs, blocked, avoided
 
-    def _is_first_report(self, node: str, now: float) -> bool:
-        at = self._lost.get(node)
-        if at is not None and now - at < ONE_LOSS_S:
-            return False
-        self._lost[node] = now
-        return True
+    def _count_loss(self, node: str, now: float) -> None:
+        """Count the loss of a node once, whichever of its jobs reports it first."""
+        if now - self._lost.get(node, float("-inf")) >= ONE_LOSS_S:
+            self._lost[node] = now
+            metrics.NODES_LOST.inc()
 
     def _count_seconds(self, key: Key, s: Snapshot, status: Json) -> None:
         """Add what is new; productive time that became lost time counts once the total is higher again."""
@@ -177,8 +169,9 @@ def _begin_with_0(namespace: str, resources: Iterable[str]) -> None:
         metrics.RESTARTS.labels(namespace, counted)
     for reason in (*REASONS, OTHER):
         metrics.FAULTS.labels(namespace, reason)
-    for end in ENDS:
-        metrics.FINISHED.labels(namespace, *end)
+    for phase, reasons in ENDS.items():
+        for reason in reasons:
+            metrics.FINISHED.labels(namespace, phase, reason)
     for resource, state in product(resources, _seconds({})):
         metrics.ACCELERATOR_SECONDS.labels(namespace, resource, state)
 
