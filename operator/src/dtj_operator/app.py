@@ -97,34 +97,27 @@ class App:
         self._unread: Sequence[str | None] = ()  # namespaces whose jobs may not be read, as far as is known
         self._unlisted: set[str | None] = set()  # those whose last list of jobs failed
         self._lacks = ""  # rights to write that are missing, as far as is known
-        pods = PodCache(self._child_changed, self.queue.retry_failed_now, clock=time.monotonic)
         nodes = NodeCache(self._node_changed, clock=time.monotonic)
-        services = ChildCache(SERVICE, self._child_changed)
-        policies = ChildCache(NETWORK_POLICY, self._child_changed)
-
-        self._namespaces: Sequence[str | None] = settings.namespaces or [None]
         follow_nodes = Reflector(self._steady, nodes, None, chance)
-        self._pods = pods
-        # The operator cannot decide anything without these.
-        self._required: tuple[Reflector[Any], ...] = (
-            *self._reflect(pods),
-            *self._reflect(services),
-            *self._reflect(policies),
-        )
-        self._reflectors: tuple[Reflector[Any], ...] = (*self._required, follow_nodes)
-        self._gangs, self._pod_groups = Gangs(time.monotonic), Cache(pod_groups_of(""), self._child_changed)
-        self._kueue, self._workloads = kueue(), Cache(WORKLOADS, self._child_changed)
         self._caches = caches = Caches(
-            pod_groups=self._pod_groups,
-            gangs=self._gangs,
-            workloads=self._workloads,
-            kueue=self._kueue,
-            pods=pods,
-            services=services,
-            policies=policies,
+            pods=PodCache(self._child_changed, self.queue.retry_failed_now, clock=time.monotonic),
+            services=ChildCache(SERVICE, self._child_changed),
+            policies=ChildCache(NETWORK_POLICY, self._child_changed),
+            pod_groups=Cache(pod_groups_of(""), self._child_changed),
+            gangs=Gangs(time.monotonic),
+            workloads=Cache(WORKLOADS, self._child_changed),
+            kueue=kueue(),
             nodes=lambda: nodes.snapshot() if follow_nodes.current else None,
             gone_nodes=lambda: nodes.gone_since,
         )
+        self._namespaces: Sequence[str | None] = settings.namespaces or [None]
+        # The operator cannot decide anything without these.
+        self._required: tuple[Reflector[Any], ...] = (
+            *self._reflect(caches.pods),
+            *self._reflect(caches.services),
+            *self._reflect(caches.policies),
+        )
+        self._reflectors: tuple[Reflector[Any], ...] = (*self._required, follow_nodes)
         self._recorder = Recorder(self._api, settings.identity, time.time)
         turns: Turns[Key] = Turns(
             lambda key: self.queue.add(key, patience_s=PATIENCE_S),
@@ -151,7 +144,7 @@ class App:
         )
         self._reconciler = Reconciler(
             self.jobs,
-            pods,
+            caches.pods,
             gatherer,
             Applier(self._api, caches),
             self._recorder,
@@ -172,15 +165,16 @@ class App:
         metrics.BUILD.info({"version": VERSION, "python": platform.python_version()})
         metrics.MEMORY_LIMIT.set(metrics.memory_limit())
         metrics.QUEUE_DEPTH.set_function(lambda: len(self.queue))
-        metrics.CACHED_PODS.set_function(lambda: len(self._pods))
+        metrics.CACHED_PODS.set_function(lambda: len(self._caches.pods))
         metrics.AGENTS.labels("answer").set_function(partial(self._poller.number, silent=False))
         metrics.AGENTS.labels("nothing").set_function(partial(self._poller.number, silent=True))
         for lease in self._leases:
             metrics.LEADER.labels(lease.full_name).set_function(lambda: float(self._may_act()))
         for reflector in self._reflectors:
             self.start_task(f"watch of {reflector.what}", reflector.run())
-        self.start_task("gangs", self._follow(self._gangs, pod_groups_of, self._pod_groups))
-        self.start_task("queues", self._follow(self._kueue, lambda _: WORKLOADS, self._workloads))
+        caches = self._caches
+        self.start_task("gangs", self._follow(caches.gangs, pod_groups_of, caches.pod_groups))
+        self.start_task("queues", self._follow(caches.kueue, lambda _: WORKLOADS, caches.workloads))
         self.start_task("rights", self._look_at_rights())
         self.start_task("events", self._recorder.run())
         self.start_task("leadership", self._lead())
@@ -275,8 +269,8 @@ class App:
     async def _lead(self) -> None:
         for reflector in self._required:
             await reflector.synced.wait()
-        await self._gangs.settled.wait()
-        await self._kueue.settled.wait()
+        await self._caches.gangs.settled.wait()
+        await self._caches.kueue.settled.wait()
         if self._settings.leader_election:
             async for lease in acquire_all(self._leases):
                 self.start_task("lease", lease.keep())
@@ -301,7 +295,7 @@ class App:
         """Jobs with pods that have ended or terminate, the latest first: a finished job may keep its pods."""
         moments: dict[Key, float] = {}
         for key in self._known():
-            for pod in filter(_is_over, self._pods.of(key)):
+            for pod in filter(_is_over, self._caches.pods.of(key)):
                 ends = [c.finished_at for c in pod.containers if c.finished_at is not None]
                 moments[key] = max(moments.get(key, 0.0), *ends) if ends else float("inf")
         return sorted(moments, key=lambda key: moments[key], reverse=True)
@@ -311,10 +305,10 @@ class App:
 
         Its pods that are over are read first: the previous leader may have replaced them.
         """
-        over = [pod.name for pod in self._pods.of(key) if _is_over(pod)]
+        over = [pod.name for pod in self._caches.pods.of(key) if _is_over(pod)]
         if 0 < len(over) <= FEW:
             for name in over:
-                self._pods.unverified.add(key, name)
+                self._caches.pods.unverified.add(key, name)
             self.queue.add(key)
 
     async def _resync(self) -> None:
@@ -378,7 +372,7 @@ class App:
 
     def _known(self) -> set[Key]:
         """Jobs, and jobs that are gone but have left something."""
-        caches = (self._pods, *self._caches.children)
+        caches = (self._caches.pods, *self._caches.children)
         return set(self.jobs.shown).union(*(cache.keys() for cache in caches))
 
     def _child_changed(self, key: Key, can_wait: bool = False) -> None:
@@ -393,7 +387,7 @@ class App:
 
     def _node_changed(self, node: str) -> None:
         if self._leads:
-            for key in self._pods.jobs_on(node):
+            for key in self._caches.pods.jobs_on(node):
                 self.queue.add(key)
 
     def _reflect(self, cache: Cache[V]) -> tuple[Reflector[V], ...]:

@@ -134,7 +134,7 @@ async def test_follower_queues_nothing() -> None:
     lists.broken.add(LEASE)
     async with running(lists) as app:
         async with asyncio.timeout(60):
-            while not len(app._pods):  # noqa: ASYNC110 - filled by another task
+            while not len(app._caches.pods):  # noqa: ASYNC110 - filled by another task
                 await asyncio.sleep(0.01)
         app.on_job(Key("ns", "new"), "1", gone=False, listed=False)
         app.on_job(Key("ns", "gone"), "1", gone=True, listed=False)
@@ -244,11 +244,11 @@ async def test_new_leader_handles_jobs_with_a_fault_before_it_has_read_everythin
     lists.items[PODS] = [pod("healthy"), pod("faulty", failed=True), pod("next")]
     async with running(lists) as app:
         await until(lists, lambda: lists.looked == ["faulty"])
-        assert app._pods.unverified.of(first) == ("faulty-0",), "it is read: it may have been replaced"
+        assert app._caches.pods.unverified.of(first) == ("faulty-0",), "it is read: it may have been replaced"
 
-        app._pods.observe(pods.PODS.decode(json.dumps(changed("next", failed=True)).encode()))
-        app._pods.observe(pods.PODS.decode(json.dumps(changed("healthy")).encode()))
-        assert app._pods.unverified.of(second) == ("next-0",)
+        app._caches.pods.observe(pods.PODS.decode(json.dumps(changed("next", failed=True)).encode()))
+        app._caches.pods.observe(pods.PODS.decode(json.dumps(changed("healthy")).encode()))
+        assert app._caches.pods.unverified.of(second) == ("next-0",)
         lists.may_answer = True
         lists.changed.set()
         await until(lists, lambda: len(lists.looked) == 2)
@@ -454,7 +454,7 @@ async def test_optional_kind_that_is_installed_later_is_used(monkeypatch: pytest
     lists = OptionalKind(*KUEUE)
     lists.removed.set()
     async with running(lists, "--no-leader-election") as app, asyncio.timeout(60):
-        await app._kueue.settled.wait()
+        await app._caches.kueue.settled.wait()
         lists.removed.clear()
         await lists.watched.wait()
 
@@ -521,7 +521,7 @@ async def test_operator_starts_while_an_optional_kind_cannot_be_listed(
     async with running(lists) as app:
         await until(lists, lambda: "known" in lists.looked)
 
-    assert "conversion webhook failed" in app._kueue.problem
+    assert "conversion webhook failed" in app._caches.kueue.problem
 
 
 async def test_follower_takes_over_while_an_optional_kind_cannot_be_listed() -> None:
