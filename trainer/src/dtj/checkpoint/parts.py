@@ -5,7 +5,7 @@ state -> parts        whichever strategy saved it, and however it was sharded th
 """
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,8 +26,6 @@ from dtj.ranks import exchange
 if TYPE_CHECKING:
     from dtj.checkpoint.sharded import LoadPlan
 
-
-Named = Callable[[nn.Module], Iterable[tuple[str, nn.Parameter]]]
 Rates = Mapping[str, Sequence[float | None]]  # of the groups of each optimizer
 
 
@@ -217,10 +215,10 @@ class Parts:
             if isinstance(part, torch.optim.Optimizer)
         }
 
-    def _names_of_parameters(self, named: Named = named_parameters) -> dict[str, list[str]]:
+    def _names_of_parameters(self) -> dict[str, list[str]]:
         """Of each optimizer, in the order in which its state has numbers; "" for one of no model."""
         models = {name: part for name, part in self.user_parts.items() if isinstance(part, nn.Module)}
-        names = {p: f"{part}.{name}" for part, each in models.items() for name, p in named(each)}
+        names = {p: f"{part}.{name}" for part, each in models.items() for name, p in named_parameters(each)}
         return {
             name: [names.get(p, "") for group in part.param_groups for p in group["params"]]
             for name, part in self.user_parts.items()
@@ -233,11 +231,9 @@ class Parts:
         Its number of parameters is checked by the optimizer itself.
         """
         saved = state.get("parameters", {})
-        of_torch = self._names_of_parameters(nn.Module.named_parameters)  # in earlier checkpoints
         for part, names in self._names_of_parameters().items():
-            found = zip(names, of_torch[part], saved.get(part, ()), strict=False)
-            for number, (name, torchs, was) in enumerate(found):
-                if was not in (name, torchs):
+            for number, (name, was) in enumerate(zip(names, saved.get(part, ()), strict=False)):
+                if was != name:
                     is_one, was_one = (each or "of no model" for each in (name, was))
                     raise RecipeError(
                         f"{part} does not fit the checkpoint of step {state['step']}: its parameter {number} "

@@ -39,7 +39,7 @@ def state_of(part: Any) -> Any:
 
 
 def load_state(part: Any, state: Any) -> None:
-    """Load what `state_of` returned, or a state with the names of torch's DDP."""
+    """Load what `state_of` returned."""
     if wrapped := _wrapped(part):
         own = part.state_dict()
         known = {_plain(name, wrapped): name for name in (*own, *_versions(own))}
@@ -64,7 +64,7 @@ def _plain(name: str, wrapped: list[str]) -> str:
 
 def _full(name: str, wrapped: list[str]) -> str:
     for prefix in wrapped:
-        if name.startswith(prefix) and not name.startswith(prefix + _INNER):
+        if name.startswith(prefix):
             name = prefix + _INNER + name.removeprefix(prefix)
     return name
 
