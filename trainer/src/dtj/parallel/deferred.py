@@ -1,7 +1,7 @@
 """Models that are built and sharded on the meta device: a rank only allocates its shards."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import nn
@@ -31,14 +31,25 @@ def without_weights() -> Iterator[None]:
 
 def allocate(model: nn.Module, device: torch.device) -> None:
     """Give parameters on the meta device memory, without values. Tied ones stay tied, shards stay shards."""
+    replace_parameters(model.modules(), lambda p: torch.empty_like(p, device=device) if p.is_meta else None)
+
+
+def replace_parameters(
+    modules: Iterable[nn.Module], change: Callable[[nn.Parameter], torch.Tensor | None]
+) -> None:
+    """Replace the modules' own parameters, but those for which there is None. Tied ones stay tied."""
     made: dict[nn.Parameter, nn.Parameter] = {}
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            if parameter.is_meta:
-                if parameter not in made:
-                    empty = torch.empty_like(parameter, device=device)
-                    made[parameter] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+    for module in modules:
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if parameter not in made and (found := change(parameter)) is not None:
+                made[parameter] = nn.Parameter(found, requires_grad=parameter.requires_grad)
+            if parameter in made:
                 module.register_parameter(name, made[parameter])
+
+
+def move_values(model: nn.Module, device: torch.device) -> None:
+    """Move a model in place; what is on the meta device stays there."""
+    model._apply(lambda value: value if value.is_meta else value.to(device))  # type: ignore[no-untyped-call]
 
 
 def check_values(model: nn.Module, *, has_file: bool) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dtj.errors import RecipeError
+from dtj.parallel import deferred
 
 Piece = tuple[Callable[[torch.Tensor], torch.Tensor], Sequence[nn.Module]]
 
@@ -80,16 +81,7 @@ def keep_own(
             f"{stray[0]} is not in any piece of pipeline_plan()",
             fix="list the module that holds it in a piece",
         )
-    emptied: dict[nn.Parameter, nn.Parameter] = {}
-    for module in model.modules():
-        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            if stage in users[parameter]:
-                parameter.data = parameter.data.to(device)
-            else:
-                if parameter not in emptied:
-                    emptied[parameter] = nn.Parameter(
-                        torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad
-                    )
-                module.register_parameter(name, emptied[parameter])
-        for name, buffer in list(module.named_buffers(recurse=False)):
-            setattr(module, name, buffer.to(device))
+    deferred.replace_parameters(
+        model.modules(), lambda p: None if stage in users[p] else torch.empty_like(p, device="meta")
+    )
+    deferred.move_values(model, device)

@@ -10,6 +10,7 @@ With fsdp as a second axis, its ranks divide among them what a rank of tp would 
 """
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from dtj.errors import RecipeError
+from dtj.parallel import deferred
 from dtj.parallel.average import average_gradients
 from dtj.parallel.fsdp import shard
 from dtj.parallel.layout import Layout
@@ -36,9 +38,7 @@ class TensorParallel(Strategy):
 
         plan = self._plan(model)
         broadcast_weights(model, self.device)
-        model._apply(  # type: ignore[no-untyped-call]
-            lambda value: value if value.is_meta else value.to(self.device)
-        )
+        deferred.move_values(model, self.device)
         self._mesh = make_mesh(self.layout, self.device)
         parallelize_module(model, self._mesh["tp"], plan)
         _replicate_rest(model, self._mesh["tp"], planned=set(plan))
@@ -138,26 +138,22 @@ def _replicate_rest(model: nn.Module, mesh: Any, *, planned: set[str]) -> None:
     """Make all other parameters replicated DTensors; their modules still take and return plain tensors."""
     from torch.distributed.tensor import DTensor, Replicate, distribute_module  # noqa: PLC0415
 
-    known: dict[nn.Parameter, nn.Parameter] = {}  # tied weights stay tied
-
-    def partition(_: str, module: nn.Module, mesh: Any) -> None:
-        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            if parameter not in known:
-                whole = DTensor.from_local(parameter.data, mesh, [Replicate()], run_check=False)
-                known[parameter] = nn.Parameter(whole, requires_grad=parameter.requires_grad)
-            module.register_parameter(name, known[parameter])
+    replicate = partial(DTensor.from_local, device_mesh=mesh, placements=[Replicate()], run_check=False)
 
     def take(_: nn.Module, inputs: Any, mesh: Any) -> Any:
         return tuple(
-            DTensor.from_local(value, mesh, [Replicate()], run_check=False)
-            if isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
-            else value
+            replicate(value) if isinstance(value, torch.Tensor) and not isinstance(value, DTensor) else value
             for value in inputs
         )
 
     def give(_: nn.Module, output: Any, mesh: Any) -> Any:
         return output.to_local() if isinstance(output, DTensor) else output
 
-    for path, module in model.named_modules():
-        if path not in planned and next(module.parameters(recurse=False), None) is not None:
-            distribute_module(module, mesh, partition, take, give)
+    rest = [
+        module
+        for path, module in model.named_modules()
+        if path not in planned and next(module.parameters(recurse=False), None) is not None
+    ]
+    deferred.replace_parameters(rest, lambda parameter: replicate(parameter.data))
+    for module in rest:
+        distribute_module(module, mesh, None, take, give)
