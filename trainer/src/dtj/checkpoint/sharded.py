@@ -93,6 +93,12 @@ class LoadPlan:
         parameter = self._parameter_of(key)
         return self._tensors.get(key) if parameter is None else parameter.detach()
 
+    def shard_like(self, key: str, shape: torch.Size) -> torch.Tensor | None:
+        """The template of a tensor of which this rank holds a shard; None if it needs all of it."""
+        template = self.template(key)
+        is_sharded = template is not None and hasattr(template, "placements") and template.shape == shape
+        return template if is_sharded else None
+
     def _parameter_of(self, key: str) -> nn.Parameter | None:
         """The parameter whose optimizer state `key` is; None if `key` is anything else.
 
@@ -124,8 +130,7 @@ def load_tensors(tree: Any, shards: Location, plan: LoadPlan) -> Any:
         saved: Any = reader.read_metadata().state_dict_metadata
         sizes = {key: (saved[key].size, saved[key].properties.dtype) for key in keys}
     for key, (size, dtype) in sizes.items():
-        template = plan.template(key)
-        if template is not None and _is_sharded(template) and template.shape == size:
+        if (template := plan.shard_like(key, size)) is not None:
             wanted[key] = torch.empty_like(template, dtype=dtype, requires_grad=False)
         else:
             wanted[key] = torch.empty(size, dtype=dtype)
@@ -152,11 +157,8 @@ def shard_whole_state(state: Any, plan: LoadPlan) -> Any:
     found: Tensors = {}
     for key, whole in tensors.items():
         if plan.needs(key):
-            template = plan.template(key)
-            if template is not None and _is_sharded(template) and template.shape == whole.shape:
-                found[key] = as_shard(part_of(whole, template).clone(), template)
-            else:
-                found[key] = whole
+            template = plan.shard_like(key, whole.shape)
+            found[key] = whole if template is None else as_shard(part_of(whole, template).clone(), template)
     return _replace(tree, found, plan)
 
 
@@ -192,7 +194,3 @@ def _replace(tree: Any, found: Tensors, plan: LoadPlan) -> Any:
         return found.get(key, empty if empty is not None and empty.is_meta else None)
 
     return placeholders.fill(tree, tensor_at, omits=plan.is_other_ranks)
-
-
-def _is_sharded(value: Any) -> bool:
-    return hasattr(value, "placements")
