@@ -605,11 +605,10 @@ class Run:
     def _check_alike(self, total: int) -> None:
         """RecipeError on all ranks if one of them would train otherwise than the others."""
         group, feed = self._groups.control, self._progress.feed
-        assert group is not None  # there are several ranks
         mine = {"the total of run.steps": total, "the seed": self._seed % 2**63}
         exchange.check_equal(mine | feed.same_on_all_ranks("run.data"), group=group)
         if not self._progress.has_begun and self.step < total:
-            found = feed.check_alike(lambda number: exchange.all_gather(number, group=group))
+            found = feed.check_alike(partial(exchange.all_gather_number, group=group))
             if found:
                 self.say(found)
 

@@ -63,9 +63,7 @@ def _read(folder: Location, fingerprint: Any, group: Group, say: Callable[[str],
     state, shards = on_all_ranks(read, group)
     say(f"resuming from {folder}")
     where = on_rank0(lambda: shards and str(shards), group)
-    if group is not None and not all(
-        has_it for (has_it,) in exchange.all_gather_numbers([state is not None], group=group)
-    ):
+    if group is not None and not all(exchange.all_gather_number(state is not None, group=group)):
         state = exchange.share_state(state, group=group)
     assert state is not None  # read, or received
     return reader.Found(folder=folder, state=state, shards=locate(where) if where else None)

@@ -109,7 +109,7 @@ class MemoryCopies:
         """Until all ranks have the last copy: to replace the older one now could leave none in common."""
         if self._sealing is not None:
             self._sealing.join()
-        exchange.all_gather_numbers([0], group=group)
+        exchange.all_gather_number(0, group=group)
 
     def _seal(self, filled: Slot, label: Label, payload: memoryview, began: float) -> None:
         filled.seal(label, payload)
@@ -138,8 +138,8 @@ class MemoryCopies:
         candidates, why = choose(rows, saved=saved)
         for age in candidates:
             state, problem = self._read(held[age])
-            problems = exchange.all_gather_numbers([problem is not None], group=group)
-            damaged = [rank for rank, row in enumerate(problems) if row[0]]
+            problems = exchange.all_gather_number(problem is not None, group=group)
+            damaged = [rank for rank, has_one in enumerate(problems) if has_one]
             if not damaged:
                 self.checkpointer.claim()
                 self._load(state, age, saved)

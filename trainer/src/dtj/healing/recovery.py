@@ -107,12 +107,7 @@ class Recovery:
 
     def report_state(self) -> None:
         """Report to the agent that this rank holds the state: it can keep running if another rank is lost."""
-        if (
-            self._has_state
-            and self.groups.can_heal
-            and self.checkpointer.parts.user_parts
-            and self.groups.control is not None
-        ):
+        if self._has_state and self.groups.can_heal and self.checkpointer.parts.user_parts:
             report_pipe.send({"hold": True}, wait_s=1.0)
 
     def give_up_healing(self) -> None:

@@ -95,6 +95,11 @@ def all_gather_numbers(mine: Sequence[int], *, group: "dist.ProcessGroup | None"
     return [each.tolist() for each in found]
 
 
+def all_gather_number(mine: int, *, group: "dist.ProcessGroup | None") -> list[int]:
+    """One whole number of each rank, likewise."""
+    return [number for (number,) in all_gather_numbers([mine], group=group)]
+
+
 def check_equal(mine: Mapping[str, int], *, group: "dist.ProcessGroup | None") -> None:
     """RecipeError on all ranks if these whole numbers, by what they are, differ among them. Collective."""
     first, *others = all_gather_numbers(list(mine.values()), group=group)

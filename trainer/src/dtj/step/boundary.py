@@ -188,7 +188,10 @@ class Boundary:
         If the save fails, ranks that were not asked to stop keep the state, and only the others leave.
         """
         is_asked = bool(self.groups.stop)
-        if self._some_can_stay(is_asked=is_asked) and not self._could_save():
+        some_can_stay = self.groups.can_heal and not all(
+            exchange.all_gather_number(is_asked, group=self.groups.control)
+        )
+        if some_can_stay and not self._could_save():
             if is_asked:
                 self._stop_unsaved()
             return
@@ -197,12 +200,6 @@ class Boundary:
             self._stop_unsaved()
         self.say(f"stopped at step {self.progress.step}; checkpoint {folder}")
         stop.leave(EXIT_STOPPED)
-
-    def _some_can_stay(self, *, is_asked: bool) -> bool:
-        """Whether a rank was not asked to stop, and can wait for the others with its state."""
-        if not self.groups.can_heal or self.groups.control is None:
-            return False
-        return not all(exchange.all_gather(is_asked, group=self.groups.control))
 
     def _could_save(self) -> bool:
         """Save the state now; False if rank 0 could not, which the log says then."""

@@ -57,17 +57,13 @@ def evaluate(
             fix="pass an object such as torchmetrics.F1Score(task='multiclass', num_classes=10)",
         )
     exchange.check_equal(feed.same_on_all_ranks("run.evaluate"), group=group)
-    if group is not None and (found := feed.check_alike(partial(_of_all, group=group))):
+    if group is not None and (found := feed.check_alike(partial(exchange.all_gather_number, group=group))):
         warn(found)
     scores = _scores(score, feed, precision)
     with strategy.evaluating(), torch.no_grad():
         if metric is None:
             return _mean(scores, strategy.device, group)
         return _of_metric(scores, metric, strategy, group)
-
-
-def _of_all(number: int, *, group: "dist.ProcessGroup") -> list[int]:
-    return [found for (found,) in exchange.all_gather_numbers([number], group=group)]
 
 
 def of_no_sample(metric: Metric | None) -> Any:
