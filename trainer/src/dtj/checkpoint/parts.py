@@ -14,13 +14,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map_only, tree_map_with_path
 
 from dtj.checkpoint import placeholders, save
 from dtj.checkpoint.objects import Location
 from dtj.errors import RecipeError
 from dtj.parallel.names import load_state, named_buffers, named_parameters, state_of
-from dtj.parallel.strategy import Strategy, local_part
+from dtj.parallel.strategy import Strategy, local_part, parameters_of
 from dtj.ranks import exchange
 
 if TYPE_CHECKING:
@@ -167,6 +168,14 @@ class Parts:
     def _all(self) -> dict[str, Stateful]:
         return self.user_parts | self.internal_parts
 
+    @property
+    def _models(self) -> dict[str, nn.Module]:
+        return {name: part for name, part in self.user_parts.items() if isinstance(part, nn.Module)}
+
+    @property
+    def _optimizers(self) -> dict[str, Optimizer]:
+        return {name: part for name, part in self.user_parts.items() if isinstance(part, Optimizer)}
+
     def _tree(self, step: int, states: Mapping[str, Any]) -> dict[str, Any]:
         save.check_loadable(states, "state")
         return {
@@ -176,9 +185,7 @@ class Parts:
             "parameters": self._names_of_parameters(),
             "rates": dict(self.rates),
             "tied": {
-                name: self._strategy.tied[part]
-                for name, part in self.user_parts.items()
-                if isinstance(part, nn.Module) and self._strategy.tied.get(part)
+                name: tied for name, model in self._models.items() if (tied := self._strategy.tied.get(model))
             },
         }
 
@@ -190,8 +197,7 @@ class Parts:
         is_first = self._strategy.layout.data_rank == 0
         return [
             (part, name)
-            for part, model in self.user_parts.items()
-            if isinstance(model, nn.Module)
+            for part, model in self._models.items()
             for name, module, buffer in named_buffers(model)
             if all(each.is_replicate() for each in getattr(buffer, "placements", ()))
             and not (is_first and self._strategy.updates(module))
@@ -210,19 +216,17 @@ class Parts:
 
     def _rates(self) -> dict[str, list[float | None]]:
         return {
-            name: [_rate_of(group) for group in part.param_groups]
-            for name, part in self.user_parts.items()
-            if isinstance(part, torch.optim.Optimizer)
+            name: [_rate_of(group) for group in optimizer.param_groups]
+            for name, optimizer in self._optimizers.items()
         }
 
     def _names_of_parameters(self) -> dict[str, list[str]]:
         """Of each optimizer, in the order in which its state has numbers; "" for one of no model."""
-        models = {name: part for name, part in self.user_parts.items() if isinstance(part, nn.Module)}
-        names = {p: f"{part}.{name}" for part, each in models.items() for name, p in named_parameters(each)}
+        models = self._models.items()
+        names = {p: f"{part}.{name}" for part, model in models for name, p in named_parameters(model)}
         return {
-            name: [names.get(p, "") for group in part.param_groups for p in group["params"]]
-            for name, part in self.user_parts.items()
-            if isinstance(part, torch.optim.Optimizer)
+            name: [names.get(p, "") for p in parameters_of(optimizer)]
+            for name, optimizer in self._optimizers.items()
         }
 
     def _check_parameters(self, state: Mapping[str, Any]) -> None:
@@ -272,7 +276,7 @@ def _state_of(part: Stateful) -> Any:
 
 def _check_kind(part: Stateful) -> None:
     """ValueError if the state was that of an optimizer of another kind; torch would only fail in its step."""
-    if isinstance(part, torch.optim.Optimizer):
+    if isinstance(part, Optimizer):
         for lacks in (sorted(part.defaults.keys() - group.keys()) for group in part.param_groups):
             if lacks:
                 raise ValueError(f"it is that of another kind of optimizer, without {', '.join(lacks)}")

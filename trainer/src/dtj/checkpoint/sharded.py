@@ -26,7 +26,7 @@ from dtj.checkpoint.objects import Location
 from dtj.checkpoint.shard_files import ShardReader, shard_writer
 from dtj.errors import CheckpointError, DamagedError
 from dtj.parallel.names import state_of
-from dtj.parallel.strategy import as_shard, part_of
+from dtj.parallel.strategy import as_shard, parameters_of, part_of
 
 Tensors = dict[str, torch.Tensor]
 # What reading damaged metadata raises, and what ShardReader raises if a checksum is wrong.
@@ -73,9 +73,7 @@ class LoadPlan:
             for path, tensor in placeholders.extract(_templates_of(part), name)[1]
         }
         self._parameters = {
-            name: [p for group in part.param_groups for p in group["params"]]
-            for name, part in parts.items()
-            if isinstance(part, Optimizer)
+            name: parameters_of(part) for name, part in parts.items() if isinstance(part, Optimizer)
         }
 
     def needs(self, key: str) -> bool:
@@ -106,7 +104,7 @@ class LoadPlan:
         """
         match key.split("/"):
             case [name, "state", number, *_] if name in self._parameters and number.isdecimal():
-                parameters: list[nn.Parameter] = self._parameters[name]
+                parameters = self._parameters[name]
                 return parameters[int(number)] if int(number) < len(parameters) else None
         return None
 

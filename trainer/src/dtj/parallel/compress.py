@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dtj.parallel.average import average, unflatten
+from dtj.parallel.strategy import parameters_of
 from dtj.ranks import waits
 
 Future = torch.futures.Future[torch.Tensor]
@@ -86,10 +87,9 @@ class WithFeedback(Hook):
 
     def _keep(self, optimizer: Optimizer, *_: Any) -> None:
         """After a step of any optimizer."""
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None and parameter in self._since:
-                    self._left[parameter] = self._since.pop(parameter)
+        for parameter in parameters_of(optimizer):
+            if parameter.grad is not None and parameter in self._since:
+                self._left[parameter] = self._since.pop(parameter)
 
     def _send(self, bucket: Any) -> Future:
         parameters, gradients = bucket.parameters(), bucket.gradients()

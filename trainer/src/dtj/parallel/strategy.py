@@ -134,7 +134,7 @@ class Strategy:
 
         Returns a warning if it has others whose gradients are not averaged over the ranks, else "".
         """
-        trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        trained = [p for p in parameters_of(optimizer) if p.requires_grad]
         if any(self._replaced.get(id(p)) is p for p in trained):
             raise RecipeError(
                 f"the optimizer {name} was created before run.parallel, which has replaced the parameters by "
@@ -278,6 +278,11 @@ def unwrap(model: nn.Module) -> nn.Module:
     """The user's own module in what `run.parallel` or torch.compile returned: its state has no prefix."""
     model = getattr(model, "_orig_mod", model)
     return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """Of all its groups, in the order in which its state has numbers."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def local_part(whole: Any) -> torch.Tensor:

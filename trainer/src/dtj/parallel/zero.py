@@ -21,6 +21,7 @@ from dtj.errors import RecipeError
 from dtj.parallel.average import buckets, unflatten
 from dtj.parallel.ddp import DataParallel
 from dtj.parallel.layout import Layout
+from dtj.parallel.strategy import parameters_of
 from dtj.ranks import waits
 
 # Buckets of updated parameters that are sent at a time: enough to keep the network busy, with little memory.
@@ -60,7 +61,7 @@ class ZeroOne(DataParallel):
 
     def _hide(self, optimizer: Optimizer, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Before a step: drop the gradients of other ranks' parameters; those of a closure after it."""
-        others = [parameter for parameter in _parameters(optimizer) if not self.keeps(parameter)]
+        others = [parameter for parameter in parameters_of(optimizer) if not self.keeps(parameter)]
         if optimizer not in self._steps:  # Adagrad creates the state of every parameter before its first step
             self._steps[optimizer] = 0
             for parameter in others:
@@ -77,7 +78,7 @@ class ZeroOne(DataParallel):
         is_own = all(isinstance(key, torch.Tensor) and self.keeps(key) for key in optimizer.state)
         if is_own and not isinstance(optimizer, torch.optim.LBFGS):
             return
-        if any(parameter in self._owner for parameter in _parameters(optimizer)):
+        if any(parameter in self._owner for parameter in parameters_of(optimizer)):
             raise RecipeError(
                 f"--parallel zero1 cannot shard {type(optimizer).__name__}, which does not update each "
                 "parameter independently",
@@ -88,7 +89,7 @@ class ZeroOne(DataParallel):
         self._exchange(optimizer)
         self._steps[optimizer] = steps = self._steps[optimizer] + 1
         is_power_of_two = steps & (steps - 1) == 0  # a number may be equal at first, as those of D-Adaptation
-        if is_power_of_two and any(parameter in self._owner for parameter in _parameters(optimizer)):
+        if is_power_of_two and any(parameter in self._owner for parameter in parameters_of(optimizer)):
             self._compare_numbers(optimizer)
 
     def _compare_numbers(self, optimizer: Optimizer) -> None:
@@ -110,7 +111,7 @@ class ZeroOne(DataParallel):
     def _exchange(self, optimizer: Optimizer) -> None:
         pending: deque[tuple[Any, torch.Tensor, Any]] = deque()
         for owner in range(self.layout.data_size):
-            owned = (p.detach() for p in _parameters(optimizer) if self._owner.get(p) == owner)
+            owned = (p.detach() for p in parameters_of(optimizer) if self._owner.get(p) == owner)
             for bucket in buckets(owned):
                 if len(pending) == _IN_FLIGHT:
                     _receive(*pending.popleft())
@@ -151,7 +152,3 @@ def assign_owners(parameters: list[nn.Parameter], ranks: int) -> dict[nn.Paramet
         owners[parameter] = loads.index(min(loads))
         loads[owners[parameter]] += parameter.numel()
     return owners
-
-
-def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
-    return [p for group in optimizer.param_groups for p in group["params"]]

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from dtj.parallel.strategy import local_part
+from dtj.parallel.strategy import local_part, parameters_of
 
 _TYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Micikevicius et al., "Mixed Precision Training" (2018), with the constants of torch's GradScaler.
@@ -120,7 +120,7 @@ class Precision:
 
 
 def _parameters(optimizer: Optimizer) -> set[nn.Parameter]:
-    return {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    return set(parameters_of(optimizer))
 
 
 def true_on_all_ranks(mine: torch.Tensor) -> bool:
