@@ -80,7 +80,6 @@ class Strategy:
         self._names: set[str] = set()  # of the parameters of all models
         self._replaced: WeakValueDictionary[int, nn.Parameter] = WeakValueDictionary()  # by their shards
         self.step = 0
-        self.total_steps = 0
         self.autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
     def add(self, model: nn.Module, *, is_healing: bool, load: LoadWeights | None = None) -> nn.Module:
@@ -230,7 +229,8 @@ class Strategy:
 
     def start(self, step: int, total_steps: int) -> None:
         """Training starts or continues after `step`."""
-        self.step, self.total_steps = step, total_steps
+        del total_steps
+        self.step = step
 
     def after_step(self, step: int, *, force: bool = False) -> None:
         """The optimizer has done `step`. Ranks that differ synchronize when it is due, with `force` now."""
