@@ -92,7 +92,7 @@ def test_best_checkpoint_that_is_damaged_or_removed_counts_no_more(tmp_path: Pat
     commit(owner, 2, score=0.7)
     commit(owner, 3)
     again, _ = checkpointer(tmp_path, replicated=True)
-    again._owner.claim()  # type: ignore[union-attr]
+    again._writer.owner.claim()  # type: ignore[union-attr]
     again.offer(0.6, group=None)
     assert not again.is_due(4)
     again._note_damaged(tmp_path / "step-2")

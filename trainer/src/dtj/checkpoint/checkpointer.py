@@ -61,15 +61,13 @@ class Checkpointer:
         self.run_dir = locate(settings.checkpoint_dir) if settings.checkpoint_dir else None
         self._restored: Location | None = None
         self._resume_dir = locate(settings.resume_dir) if settings.resume_dir else None
-        self._is_rank0 = self.world.rank == 0
         self._offered = NO_SCORE  # highest score since the last save; of the next checkpoint
         self._saved_at = self.clock()
         self._completes = False  # a save in the background, when the process ends
-        self._owner = Owner(self.run_dir, os.environ) if self.run_dir else None
         self._writer = Writer(
-            owner=self._owner,
+            owner=Owner(self.run_dir, os.environ) if self.run_dir else None,
             keep=settings.keep,
-            is_rank0=self._is_rank0,
+            is_rank0=self.world.rank == 0,
             is_replicated=self.strategy.replicated,
             clock=self.clock,
         )
@@ -81,7 +79,7 @@ class Checkpointer:
 
     def wants_save(self) -> bool:
         """A save is due by rank 0's clock; it happens once all ranks have agreed on it."""
-        if not self._is_rank0 or not self.run_dir or self.settings.save_every is not None:
+        if not self._writer.is_rank0 or not self.run_dir or self.settings.save_every is not None:
             return False
         return self.clock() - self._saved_at >= _SAVE_INTERVAL_S
 
@@ -100,9 +98,9 @@ class Checkpointer:
 
         Every rank calls this. Rank 0 decides, because only rank 0 knows which checkpoints were written.
         """
-        if not self._owner:
+        if not (owner := self._writer.owner):
             return
-        best = self._owner.best
+        best = owner.best
         highest = max(self._offered, self._writer.score, best["score"] if best else NO_SCORE)
         is_highest, score = on_rank0(lambda: (score > highest, score), group)
         if is_highest:  # the score of rank 0: all ranks must find a save due
@@ -166,7 +164,7 @@ class Checkpointer:
             return
         self._writer.wait()
         if failure := self._writer.failure:
-            self.say(f"{failure.what}\n  fix: {failure.fix}")
+            self.say(str(failure))
 
     def _wait_for_space(self, write: Callable[[], None], group: Group, may_wait: Callable[[], bool]) -> None:
         """Repeat a last save while the volume is full: only memory holds this state, and a restart loses it.
@@ -199,9 +197,9 @@ class Checkpointer:
     def act_for_rank_0(self) -> None:
         """Rank 0 may be lost, and this rank holds the state: `save` writes now, and removes nothing."""
         if self.run_dir:
-            self._is_rank0 = self._writer.is_rank0 = True
+            self._writer.is_rank0 = True
             self._writer.saved_step = self.newest_saved()  # rank 0 may be lost since its last save began
-            self._owner = self._writer.owner = Deputy(self.run_dir, os.environ, rank=self.world.rank)
+            self._writer.owner = Deputy(self.run_dir, os.environ, rank=self.world.rank)
             self._writer.keep = sys.maxsize
 
     def claim(self) -> None:
@@ -213,10 +211,10 @@ class Checkpointer:
             self._claim()
 
     def _claim(self) -> None:
-        if self._is_rank0 and self._owner:
+        if self._writer.is_rank0 and self._writer.owner:
             try:
                 with answers.awaited(self.run_dir):
-                    self._owner.claim()
+                    self._writer.owner.claim()
             except OSError as error:
                 if isinstance(self.run_dir, ObjectPath) and error.errno in {errno.ENOENT, errno.EROFS}:
                     raise RecipeError(
@@ -253,7 +251,7 @@ class Checkpointer:
                 "  to change it: set lr in its param_groups after run.state; with a schedule also initial_lr "
                 "there, and its base_lrs"
             )
-        if self._is_rank0:
+        if self._writer.is_rank0:
             report(found.folder)
         step: int = found.state["step"]
         self._restored = found.folder
@@ -267,10 +265,10 @@ class Checkpointer:
         yield from reader.candidates(self.run_dir, self._resume_dir)
 
     def _note_damaged(self, checkpoint: Location) -> None:
-        if self._owner and checkpoint.parent == self.run_dir:
-            self._owner.damaged.add(checkpoint.name)
-            if (best := self._owner.best) and paths.name_of(best["step"]) == checkpoint.name:
-                self._owner.best = None
+        if (owner := self._writer.owner) and checkpoint.parent == self.run_dir:
+            owner.damaged.add(checkpoint.name)
+            if owner.best and paths.name_of(owner.best["step"]) == checkpoint.name:
+                owner.best = None
 
     def _load(self, found: reader.Found) -> None:
         self.parts.load(found.state, found.shards)
@@ -330,10 +328,9 @@ class Checkpointer:
 
         Without those that were found damaged when this process was restored.
         """
-        if self._is_rank0 and self._owner:
-            damaged = self._owner.damaged
+        if self._writer.is_rank0 and (owner := self._writer.owner):
             with contextlib.suppress(CheckpointError):
-                return [each for each in reader.committed(self._owner.run_dir) if each.name not in damaged]
+                return [each for each in reader.committed(owner.run_dir) if each.name not in owner.damaged]
         return None
 
     def _find_saved(self, step: int) -> None:
@@ -349,7 +346,7 @@ class Checkpointer:
             raise failure
         if failure is not None:
             newest = f"newest checkpoint: {f'of step {self.saved_step}' if self.saved_step else 'none yet'}"
-            if self._is_rank0:
+            if self._writer.is_rank0:
                 report_failure(f"{failure.what} ({newest}); {failure.fix}")
             self.say(f"{failure.what}; training continues ({newest})\n  fix: {failure.fix}")
 
