@@ -89,12 +89,12 @@ def main(argv: list[str] | None = None) -> None:
             raise RecipeError(f"dtj {words[0]} needs the package dtj-client", fix=_INSTALL_CLIENT)
         code = _dtj.main(argv, prog_name="dtj", standalone_mode=False)
     except click.ClickException as error:
-        _complain(error.format_message(), fix=_usage(error))
+        _note(RecipeError(error.format_message(), fix=_usage(error)))
         code = contract.EXIT_BAD_RECIPE
     except click.Abort:
         code = contract.EXIT_SIGNAL + 2
     except DtjError as error:
-        _complain(error.what, fix=error.fix)
+        _note(error)
         code = error.exit_code
     sys.exit(code)
 
@@ -331,9 +331,5 @@ def _usage(error: click.ClickException) -> str:
     return f"see {context.command_path} --help" if context else ""
 
 
-def _note(what: str) -> None:
+def _note(what: object) -> None:
     print(f"dtj: {what}", file=sys.stderr, flush=True)
-
-
-def _complain(what: str, *, fix: str) -> None:
-    print(f"dtj: {what}" + (f"\n  fix: {fix}" if fix else ""), file=sys.stderr)
