@@ -29,9 +29,9 @@ _PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT
 
 
 class MetricFile(Protocol):
-    """Takes one logged step at a time; NaN and infinities are None already."""
+    """Takes one logged step at a time; NaN and infinities are None already. OSError of the disk."""
 
-    def write(self, reading: dict[str, Any]) -> None: ...
+    def write(self, reading: dict[str, Any], /) -> None: ...
 
 
 class JsonLines:
@@ -44,13 +44,9 @@ class JsonLines:
     def __init__(self, path: Path, *, step: int) -> None:
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._append({"event": "start", "step": step})
+        self.write({"event": "start", "step": step})
 
-    def write(self, reading: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):
-            self._append(reading)
-
-    def _append(self, fields: dict[str, Any]) -> None:
+    def write(self, fields: dict[str, Any]) -> None:
         with self._path.open("a") as file:
             file.write(json.dumps(fields | {"at": time.time()}) + "\n")
 
@@ -68,12 +64,11 @@ class Table:
     def write(self, reading: dict[str, Any]) -> None:
         own = {"step": reading["step"], "epoch": reading["epoch"]}
         row = own | dict(curves(reading)) | own  # whatever the program calls its metrics
-        with contextlib.suppress(OSError):
-            new = [name for name in row if name not in self._columns]
-            if new:
-                self._widen(new)
-            with self._path.open("a", newline="", encoding="utf-8") as file:
-                csv.DictWriter(file, self._columns).writerow(row)
+        new = [name for name in row if name not in self._columns]
+        if new:
+            self._widen(new)
+        with self._path.open("a", newline="", encoding="utf-8") as file:
+            csv.DictWriter(file, self._columns).writerow(row)
 
     def _widen(self, new: list[str]) -> None:
         with self._path.open(newline="", encoding="utf-8") as file:
@@ -95,8 +90,7 @@ class TensorBoard:
         self._sink.open(step + 1)
 
     def write(self, reading: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):
-            self._sink(reading["step"], dict(curves(reading)))
+        self._sink(reading["step"], dict(curves(reading)))
 
 
 def absolute(target: str) -> str:
@@ -110,32 +104,36 @@ def absolute(target: str) -> str:
     return f"{kind}{colon}{Path(path).resolve()}"
 
 
-class Unopened:
-    """A target that cannot be opened now; each line tries again."""
+class Target:
+    """Ignores write errors. If it cannot be opened now, each line tries again."""
 
     def __init__(self, target: str, *, step: int) -> None:
         self._target, self._step = target, step
         self._file: MetricFile | None = None
 
+    def open(self) -> MetricFile:
+        self._file = self._file or _open(self._target, step=self._step)
+        return self._file
+
     def write(self, reading: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
-            self._file = self._file or _open(self._target, step=self._step)
-            self._file.write(reading)
+            self.open().write(reading)
 
 
-def open_for(target: str, *, step: int) -> MetricFile:
+def open_for(target: str, *, step: int) -> Target:
     """Open a target of `--metrics`; RecipeError if a run that begins cannot write to it, whenever it tries.
 
     step  after which training continues
     """
+    found = Target(target, step=step)
     try:
-        return _open(target, step=step)
+        found.open()
     except OSError as error:
         what = f"--metrics {target.removeprefix(TENSORBOARD)} cannot be written: {error.strerror}"
         if step == 0 and error.errno not in _PASSING:
             raise RecipeError(what, fix="choose a file in a writable folder") from error
         print(f"dtj: {what}; training continues, each line tries again", file=sys.stderr, flush=True)
-        return Unopened(target, step=step)
+    return found
 
 
 def _open(target: str, *, step: int) -> MetricFile:
