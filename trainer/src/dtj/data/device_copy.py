@@ -37,28 +37,22 @@ class DeviceCopy:
 
     def __call__(self, value: Any) -> Any:
         """The same structure on the device; a mapping of an unknown kind becomes a dict."""
-        if self._stream is None:
-            return self._mapped(value, self._to_device)
         return self.begin(value).result()
 
     def begin(self, value: Any) -> "Copying":
         """Queue the copies of a structure of tensors, and return at once."""
-        if self._stream is None:
-            return Copying(self(value))
         copied: list[torch.Tensor] = []
 
         def copy(tensor: torch.Tensor) -> torch.Tensor:
-            if tensor.device.type != "cpu":  # written by kernels of the present stream, which may still run
-                return self._to_device(tensor)
+            # What is not on the host is written by kernels of the present stream, which may still run.
+            if self._stream is None or tensor.device.type != "cpu":
+                return queued_copy(tensor, self._device)
             with torch.cuda.stream(self._stream):
                 copied.append(tensor.pin_memory().to(self._device, non_blocking=True))
             return copied[-1]
 
         there = self._mapped(value, copy)
         return Copying(there, copied, self._stream.record_event() if copied else None)
-
-    def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        return queued_copy(tensor, self._device)
 
     def _mapped(self, value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         if isinstance(value, torch.Tensor):
@@ -80,8 +74,8 @@ class DeviceCopy:
 class Copying:
     """Copies that are queued on a stream of their own; `done` is the point after them in it, None without."""
 
-    def __init__(self, there: Any, copied: list[torch.Tensor] | None = None, done: Any = None) -> None:
-        self._there, self._copied, self._done = there, copied or [], done
+    def __init__(self, there: Any, copied: list[torch.Tensor], done: Any) -> None:
+        self._there, self._copied, self._done = there, copied, done
 
     def result(self) -> Any:
         """The structure on the device; kernels that are launched from now on wait for the copies."""

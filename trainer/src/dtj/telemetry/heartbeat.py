@@ -79,26 +79,23 @@ class SharedHeartbeat:
         self._values[4] += int(seconds * 1e9)
         self._values[3] += 1
 
-    def stepped(self, step: int) -> None:
-        """Record a completed step."""
-        self._record(step, is_counted=False)
-
-    def reports_steps(self) -> None:
-        """From now on the program reports its steps: its optimizer may count from 1 after a restart."""
-        self._reports = True
-
-    def _record(self, step: int, *, is_counted: bool) -> None:
+    def stepped(self, step: int, *, is_counted: bool = False) -> None:
+        """Record a completed step. is_counted: see above."""
         self._values[7] = is_counted
         self._values[5] = time.monotonic_ns()
         self._values[0] = step
         self._values[1] += 1
 
+    def reports_steps(self) -> None:
+        """From now on the program reports its steps: its optimizer may count from 1 after a restart."""
+        self._reports = True
+
     def optimized(self, count: int) -> None:
         """Record an optimizer step; only a sign of life if the program reports its own steps."""
         if self._reports:
             self._values[1] += 1
-            return
-        self._record(count, is_counted=True)
+        else:
+            self.stepped(count, is_counted=True)
 
     def sign(self) -> None:
         """Record a sign of life from work that is not part of a step."""

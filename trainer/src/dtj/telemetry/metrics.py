@@ -31,8 +31,6 @@ Reading = dict[str, Any]
 _WINDOW = 1000
 # A century: such a loop ends in another way, e.g. by run.finish, so no ETA is shown.
 _ENDLESS_S = 100 * 365 * 86400
-_NO_COUNT = contextlib.nullcontext()
-
 
 # What follows the metrics in a line of text.
 _SHOWN: dict[str, Callable[[float], str]] = {
@@ -96,17 +94,15 @@ class Meter:
             self._lengths.append(now - self._stepped_at)
         self._stepped_at = now
 
-    def counting(self, samples: int) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def counting(self, samples: int) -> Iterator[None]:
         """Context: count the model's operations in a pass of the first step; needs peak_flops.
 
         samples  of the global batch
         """
         if self.peak_flops is None or not self._counts or not samples:
-            return _NO_COUNT
-        return self._counting(samples)
-
-    @contextlib.contextmanager
-    def _counting(self, samples: int) -> Iterator[None]:
+            yield
+            return
         with flops.counting() as count:
             yield
         self.flops_per_sample = (self.flops_per_sample or 0.0) + count.of_model / samples
