@@ -104,7 +104,7 @@ def log(message):
     if "replaced" in message:
         os.kill(os.getpid(), signal.SIGTERM)
 
-replicas._log = log
+replicas.say = log
 commands.main()
 """
 LOSES_ITS_AGENT = """

@@ -8,7 +8,6 @@ Every rank calls the same verbs in the same order. In training, only a logged st
 import contextlib
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -45,6 +44,7 @@ from dtj.step.progress import Progress, whole_steps
 from dtj.step.replicas import ReplicaCheck
 from dtj.telemetry import device_meter, heartbeat, report_pipe
 from dtj.telemetry.logger import Logger
+from dtj.telemetry.say import say
 from dtj.telemetry.sinks import OnLine
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -595,7 +595,7 @@ class Run:
     def say(self, message: str) -> None:
         """Print a line on stderr, on rank 0 only."""
         if self.rank == 0:
-            print(f"dtj: {message}", file=sys.stderr, flush=True)
+            say(message)
 
     def _say_once(self, message: str) -> None:
         if message not in self._said:

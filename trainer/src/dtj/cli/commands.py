@@ -21,6 +21,7 @@ from dtj.cli import of_submit, program, recipe_cli, torchrun
 from dtj.errors import DtjError, RecipeError
 from dtj.local import manifest, replicas
 from dtj.telemetry import metric_files
+from dtj.telemetry.say import say
 
 _UNITS = {"MB": 10**6, "GB": 10**9}
 _OTHERS = "dtj.commands"  # group of entry points: each loads a main(argv), which never returns
@@ -89,12 +90,12 @@ def main(argv: list[str] | None = None) -> None:
             raise RecipeError(f"dtj {words[0]} needs the package dtj-client", fix=_INSTALL_CLIENT)
         code = _dtj.main(argv, prog_name="dtj", standalone_mode=False)
     except click.ClickException as error:
-        _note(RecipeError(error.format_message(), fix=_usage(error)))
+        say(RecipeError(error.format_message(), fix=_usage(error)))
         code = contract.EXIT_BAD_RECIPE
     except click.Abort:
         code = contract.EXIT_SIGNAL + 2
     except DtjError as error:
-        _note(error)
+        say(error)
         code = error.exit_code
     sys.exit(code)
 
@@ -293,9 +294,9 @@ def _check_folder_of(target: Path) -> None:
 
 def _launch(what: Program, given: Mapping[str, Any]) -> int:
     if why := alone.leave_job(os.environ):
-        _note(f"{why}; this agent runs alone, without the job's variables")
+        say(f"{why}; this agent runs alone, without the job's variables")
     if words := of_submit.without_effect(click.get_current_context()):
-        _note(f"no effect on this machine: {words}")
+        say(f"no effect on this machine: {words}")
     os.environ.update(_environment(given))
     placement = Placement.read(os.environ, nproc=given["nproc"])
     options = Options.read(
@@ -329,7 +330,3 @@ def _text(name: str, value: Any) -> str:
 def _usage(error: click.ClickException) -> str:
     context = getattr(error, "ctx", None)
     return f"see {context.command_path} --help" if context else ""
-
-
-def _note(what: object) -> None:
-    print(f"dtj: {what}", file=sys.stderr, flush=True)

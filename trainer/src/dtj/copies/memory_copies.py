@@ -8,7 +8,6 @@ The copies are an addition: if anything about one is in doubt, the newest checkp
 """
 
 import pickle
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from dtj.copies.buddy import Address
 from dtj.copies.slot import Age, Label, Slot
 from dtj.errors import CheckpointError, DtjError
 from dtj.ranks import exchange
+from dtj.telemetry.say import say
 
 # Without --memory-every: the ranks stop for copies at most this part of the time, and copies are at least so
 # many seconds apart. To send a copy and to receive and check the other pod's takes processors that the ranks
@@ -157,7 +157,7 @@ class MemoryCopies:
             buddy.fetch(self.buddy, self.label.rank, self.slots)
         except OSError as error:
             where = f"rank {self.label.rank}'s copies from {self.buddy.host}"
-            print(f"dtj: cannot fetch {where}: {error}", file=sys.stderr, flush=True)
+            say(f"cannot fetch {where}: {error}")
 
     def _is_sent(self) -> bool:
         return all(each.is_sent for each in self.slots if each.label())
@@ -214,7 +214,7 @@ class MemoryCopies:
 
     def _turn_off(self, why: str) -> None:
         if not self._is_off:
-            print(f"dtj: no more copies of this rank's state in memory: {why}", file=sys.stderr, flush=True)
+            say(f"no more copies of this rank's state in memory: {why}")
         self._is_off = True
 
     def _label_of(self, step: int) -> Label:

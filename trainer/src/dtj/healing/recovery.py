@@ -4,7 +4,6 @@
 `handover.py` finds out which ranks are behind and hands over the state.
 """
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ from dtj.healing.handover import NO_STATE, Handover, ProgramPoint
 from dtj.ranks.process_groups import ProcessGroups
 from dtj.step.progress import Progress
 from dtj.telemetry import report_pipe
+from dtj.telemetry.say import say
 
 T = TypeVar("T")
 
@@ -161,10 +161,10 @@ class Recovery:
             try:
                 self.save_alone()
             except DtjError as error:
-                _say(str(error))
+                say(error)
         saved = checkpointer.saved_step
         rest = "nothing was saved" if saved is None else f"the newest checkpoint is of step {saved}"
-        _say(f"stopped at step {self.progress.step}; {rest}")
+        say(f"stopped at step {self.progress.step}; {rest}")
 
     @property
     def _point(self) -> ProgramPoint:
@@ -193,7 +193,3 @@ class Recovery:
     def _control(self) -> "dist.ProcessGroup":
         assert self.groups.control is not None  # never called with a single process
         return self.groups.control
-
-
-def _say(message: str) -> None:
-    print(f"dtj: {message}", file=sys.stderr, flush=True)

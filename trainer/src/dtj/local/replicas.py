@@ -24,6 +24,7 @@ from dtj.agent.signals import hang_up
 from dtj.agent.wire.link import free_ports
 from dtj.errors import RecipeError, how_it_ended
 from dtj.local.manifest import LocalJob, environment, expand, shared
+from dtj.telemetry.say import say
 
 Main = Callable[[list[str]], None]  # the command dtj; exits
 
@@ -73,11 +74,11 @@ class _Replicas:
         self._is_stopping = False
 
     def run(self) -> int:
-        _log(f"{self._job.name}: replicas {self._job.replicas}, ranks in each {self._job.processes}")
+        say(f"{self._job.name}: replicas {self._job.replicas}, ranks in each {self._job.processes}")
         if self._job.runs_dtj:
-            _log(f"/status of each replica: 127.0.0.1, port {', '.join(map(str, self._agent_ports))}")
+            say(f"/status of each replica: 127.0.0.1, port {', '.join(map(str, self._agent_ports))}")
         if self._job.ignored:
-            _log(f"no effect on this machine: {', '.join(self._job.ignored)}")
+            say(f"no effect on this machine: {', '.join(self._job.ignored)}")
         for number in (signal.SIGTERM, signal.SIGINT, *hang_up()):
             signal.signal(number, self._forward)
         if not all(self._start(index) for index in range(self._job.replicas)):
@@ -120,14 +121,14 @@ class _Replicas:
         if code == contract.EXIT_DONE:
             self._done.add(index)
             if self._has_succeeded() and self._pids:
-                _log("the replicas of successPolicy have succeeded: ending the others")
+                say("the replicas of successPolicy have succeeded: ending the others")
                 self._forward(signal.SIGTERM, None)
             return
         if self._is_stopping or not is_lost(self._job, code) or self._lost == self._job.max_restarts:
             self._fail(index, code)
             return
         self._lost += 1
-        _log(
+        say(
             f"replica {index} {how_it_ended(code)}: replaced "
             f"({self._lost} of {self._job.max_restarts} restarts of replicas used)"
         )
@@ -136,7 +137,7 @@ class _Replicas:
 
     def _fail(self, index: int, code: int) -> None:
         """Keep the code of the first cause, and end the others, which may wait for this replica."""
-        _log(f"replica {index} {how_it_ended(code)}")
+        say(f"replica {index} {how_it_ended(code)}")
         if self._code in {contract.EXIT_DONE, contract.EXIT_PEER_LOST, contract.EXIT_STOPPED}:
             self._code = code if code >= 0 else contract.EXIT_SIGNAL - code
         # A replica that lost a peer may end before the one with the cause; replica 0 tells both.
@@ -180,10 +181,6 @@ def _be(job: LocalJob, variables: Mapping[str, str], main: Main, *, runner: int)
     except SystemExit as ending:
         code = ending.code if isinstance(ending.code, int) else 0
     except OSError as error:
-        _log(f"cannot run {job.command[0]}: {error.strerror}")
+        say(f"cannot run {job.command[0]}: {error.strerror}")
     finally:
         process_end.end_now(code)
-
-
-def _log(message: str) -> None:
-    print(f"dtj: {message}", file=sys.stderr, flush=True)

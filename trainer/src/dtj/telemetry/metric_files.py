@@ -12,7 +12,6 @@ import csv
 import errno
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any, Protocol
 
 from dtj.errors import RecipeError
 from dtj.telemetry import sinks
+from dtj.telemetry.say import say
 
 TENSORBOARD = "tensorboard:"
 # Fields of a line that are not curves.
@@ -132,7 +132,7 @@ def open_for(target: str, *, step: int) -> Target:
         what = f"--metrics {target.removeprefix(TENSORBOARD)} cannot be written: {error.strerror}"
         if step == 0 and error.errno not in _PASSING:
             raise RecipeError(what, fix="choose a file in a writable folder") from error
-        print(f"dtj: {what}; training continues, each line tries again", file=sys.stderr, flush=True)
+        say(f"{what}; training continues, each line tries again")
     return found
 
 
