@@ -50,21 +50,17 @@ class Indexed(Source):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Including a smaller last batch, unless that is left out."""
         return len(self._starts(0))
 
     def epoch(self, position: int) -> int:
-        """Epoch of the sample at a position, from 0."""
         return position // self._length
 
     def at(self, position: int) -> RankBatch:
-        """The batch that starts at `position`; calling it again returns the same one."""
         if position not in self._near:
             self._near = self._look_ahead(position)
         return self._near[position]
 
     def load(self, rank_batch: RankBatch, micro_batch: MicroBatch) -> Any:
-        """The samples of one micro-batch, in host memory."""
         if not self.how.loader.workers:
             return self._look_up(micro_batch.indices, position=rank_batch.position)
         wanted = (rank_batch.position, micro_batch.number)
@@ -74,10 +70,7 @@ class Indexed(Source):
         return self._loaded[wanted]
 
     def check_alike(self, position: int, gather: Callable[[int], list[int]]) -> str:
-        """A warning if the ranks have another first sample: the dataset is divided already; else "".
-
-        gather  this rank's number -> those of all ranks
-        """
+        """A warning if the ranks have another first sample: the dataset is divided already; else ""."""
         del position
         if self.how.loader.workers:  # which may need to open their files themselves
             return ""
@@ -91,16 +84,13 @@ class Indexed(Source):
         )
 
     def close(self) -> None:
-        """Stop the worker processes."""
         self._items = None
 
     def state(self, position: int) -> dict[str, int]:
-        """A position, and what must be the same for it to be valid."""
         fixed = {"length": self._length, "seed": self.how.seed, "global_batch": self.how.global_batch}
         return {"position": position} | fixed
 
     def position(self, state: dict[str, int]) -> int:
-        """Raise RecipeError if the position was saved with another dataset or another seed."""
         was, now, other = state.get("length"), self._length, "dataset"
         if was is None:
             what = "the checkpoint was made with a stream; this dataset is map-style"

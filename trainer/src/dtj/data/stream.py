@@ -68,11 +68,7 @@ class Streamed(Source):
         return whole + (rest > 0 and not self.how.drop_last)
 
     def at(self, position: int) -> RankBatch:
-        """The batch that starts at `position`; calling it again returns the same one. Waits until it is read.
-
-        The first of the next epoch, if the rest of this one is less than a batch, and left out.
-        RecipeError if the stream has no sample there.
-        """
+        """The first batch of the next epoch, if the rest of this one is less than a batch, and left out."""
         position = self._moved.get(position, position)
         if self._present is None or self._present.rank_batch.position != position:
             self._present = next(self._items, None) if self._items is not None else None
@@ -83,15 +79,11 @@ class Streamed(Source):
         return self._present.rank_batch
 
     def load(self, rank_batch: RankBatch, micro_batch: MicroBatch) -> Any:
-        """One micro-batch of the batch that `at` returned last, in host memory."""
         assert self._present is not None and self._present.rank_batch.position == rank_batch.position  # noqa: PT018
         return self._present.data[micro_batch.number]
 
     def check_alike(self, position: int, gather: Callable[[int], list[int]]) -> str:
-        """RecipeError on all ranks if they read different samples at `position`.
-
-        gather  this rank's number -> those of all ranks
-        """
+        """RecipeError on all ranks if they read different samples at `position`."""
         self.at(position)
         assert self._present is not None
         if len(set(gather(self._present.digest))) > 1:
@@ -104,16 +96,13 @@ class Streamed(Source):
         return ""
 
     def close(self) -> None:
-        """Stop the worker processes."""
         self._items = None
 
     def state(self, position: int) -> dict[str, int]:
-        """A position in a readable form."""
         epoch, consumed = divmod(position, EPOCH)
         return {"epoch": epoch, "consumed": consumed, "global_batch": self.how.global_batch}
 
     def position(self, state: dict[str, int]) -> int:
-        """Raise RecipeError if the checkpoint was made with a map-style dataset."""
         if not {"epoch", "consumed"} <= state.keys():
             raise RecipeError(
                 "the checkpoint was made with a map-style dataset; this one is a stream",

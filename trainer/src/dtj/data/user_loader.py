@@ -84,16 +84,11 @@ class UserLoader(Source):
         return self._own.before(position).epoch if self._own else position // EPOCH
 
     def at(self, position: int) -> RankBatch:
-        """The step that starts at `position`; calling it again returns the same one. Waits until it is read.
-
-        RecipeError if the loader ends before its length says.
-        """
         if self._present is None or self._present.position != position:
             self._present = self._read(position)
         return self._present
 
     def load(self, rank_batch: RankBatch, micro_batch: MicroBatch) -> Any:
-        """One batch of the step that `at` returned last, in host memory."""
         assert rank_batch is self._present
         return self._data[micro_batch.number]
 
@@ -102,14 +97,12 @@ class UserLoader(Source):
         return self._size * len(rank_batch.micro_batches)
 
     def share(self, position: int, gather: Callable[[Sequence[int]], list[list[int]]]) -> None:
-        """See Source."""
         if self._own:
             self._own.share(position, gather)
 
     def check_alike(self, position: int, gather: Callable[[int], list[int]]) -> str:
         """A warning if all ranks read the same samples: then the loader is not divided; else "".
 
-        gather  this rank's number -> those of all ranks
         RecipeError if it has another length on another rank: each epoch would end at another step there.
         """
         if self._size == 1 or isinstance(self._batches, Divided):
@@ -130,7 +123,6 @@ class UserLoader(Source):
         )
 
     def close(self) -> None:
-        """Stop the worker processes."""
         self._items = None
 
     def state(self, position: int) -> dict[str, Any]:
@@ -142,7 +134,6 @@ class UserLoader(Source):
         return {"epoch": epoch, self._batches.unit: done} | counted
 
     def position(self, state: dict[str, Any]) -> int:
-        """Raise RecipeError if the checkpoint was made with other data."""
         if not self.state(0).keys() - {"steps_per_epoch"} <= state.keys():
             raise RecipeError(
                 "the checkpoint was made with other data: run.data, or another kind of loader",
