@@ -14,9 +14,9 @@ from dtj_operator.plan.report.conditions import UNBLOCKED
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "operator/src"
-CONDITIONS = {"Accepted", "PodsReady", "Healthy", "Suspended", "Complete", "Failed"}
 # Calls that say a reason: where it is among the arguments.
-PLACES = {"Refusal": 0, "_blocked": 0, "Fail": 0, "Suspend": 0, "Succeed": 0, "Event": 1, "_warn": 2}
+PLACES = dict.fromkeys(("Refusal", "_blocked", "Fail", "Suspend", "Succeed"), 0)
+PLACES |= {"Event": 1, "State": 1, "_warn": 2}
 
 
 def reasons() -> set[str]:
@@ -31,16 +31,12 @@ def reasons() -> set[str]:
 
 
 def stated(node: ast.AST) -> Iterator[ast.expr]:
-    """Yield the expression of a reason, if a call or the four parts of a condition have one."""
+    """Yield the expression of a reason, if a call has one."""
     if isinstance(node, ast.Call):
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if called in PLACES:
             yield from (each.value for each in node.keywords if each.arg == "reason")
             yield from node.args[PLACES[called] :][:1]
-    elif isinstance(node, ast.Tuple) and len(node.elts) == 4:
-        first, _, reason, _ = node.elts
-        if isinstance(first, ast.Constant) and first.value in CONDITIONS:
-            yield reason
 
 
 def values(expression: ast.expr, module: str) -> Iterator[str]:

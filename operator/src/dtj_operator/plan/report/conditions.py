@@ -6,6 +6,7 @@ A condition is absent until it applies. lastTransitionTime changes only with the
 """
 
 import re
+from typing import NamedTuple
 
 from dtj_operator.model import names, ranges, times
 from dtj_operator.model.children import Refusal
@@ -39,7 +40,14 @@ _UNSTARTABLE = ("CreateContainerConfigError", "CreateContainerError", "RunContai
 # Reasons of PodsReady=False that are wanted, or pass by themselves. All others mean that the job is blocked.
 UNBLOCKED = frozenset(("Starting", "Suspended", QUEUED, "Evicted", "Deactivated", TERMINATING, "Finished"))
 
-Found = tuple[str, bool, str, str]  # type, status, reason, message
+
+class State(NamedTuple):
+    """What a condition says."""
+
+    status: bool
+    reason: str
+    message: str
+
 
 # What to do. Of an existing job neither containers nor volumes nor pull secrets can be changed: see the CRD.
 _FIXES = {
@@ -151,28 +159,30 @@ def held_back(s: Snapshot) -> str | None:
 
 def conditions(s: Snapshot, verdict: Verdict | None, phase: str, blocked: Refusal | None) -> list[Json]:
     """All conditions after this reconcile, in a fixed order."""
-    found = [
-        _accepted(s),
-        _pods_ready(s, verdict, phase, blocked),
-        _healthy(s, verdict, phase),
-        _suspended(s, verdict, phase),
-        *_final(s, verdict),
-    ]
-    return [_with_transition_time(s, *condition) for condition in found if condition is not None]
+    failed = State(True, verdict.reason, verdict.message) if isinstance(verdict, Fail) else None
+    found = {
+        "Accepted": _accepted(s),
+        "PodsReady": _pods_ready(s, verdict, phase, blocked),
+        "Healthy": _healthy(s, verdict, phase),
+        "Suspended": _suspended(s, verdict, phase),
+        "Complete": _complete(s, verdict),
+        "Failed": failed,
+        "Stalled": failed,
+    }
+    return [_condition(s, kind, state) for kind, state in found.items() if state is not None]
 
 
 def terminating(s: Snapshot, blocked: Refusal | None, message: str) -> list[Json]:
     """The conditions of a job that is being deleted: it does not run any more."""
-    found = "PodsReady", False, blocked.reason if blocked else TERMINATING, message
+    found = _condition(s, "PodsReady", State(False, blocked.reason if blocked else TERMINATING, message))
     others = [c for c in s.memory.raw.get("conditions") or () if c["type"] not in ("PodsReady", "Healthy")]
-    return [_with_transition_time(s, *found), *others]
+    return [found, *others]
 
 
 def rejected(s: Snapshot, message: str) -> list[Json]:
     """The stored conditions, and one that says what in the spec this operator does not support."""
-    found = "Accepted", False, UNSUPPORTED, message
-    others = [c for c in s.memory.raw.get("conditions") or () if c.get("type") != "Accepted"]
-    return [_with_transition_time(s, *found), *others]
+    found = _condition(s, "Accepted", State(False, UNSUPPORTED, message))
+    return [found, *(c for c in s.memory.raw.get("conditions") or () if c.get("type") != "Accepted")]
 
 
 def _waits_in_queue(s: Snapshot, verdict: Verdict | None) -> Refusal | None:
@@ -183,59 +193,58 @@ def _waits_in_queue(s: Snapshot, verdict: Verdict | None) -> Refusal | None:
     return Refusal(reason=why.reason, message=why.message)
 
 
-def _accepted(s: Snapshot) -> Found | None:
+def _accepted(s: Snapshot) -> State | None:
     """Absent unless this job's spec was not supported once."""
     if not s.memory.condition("Accepted"):
         return None
-    return "Accepted", True, "Accepted", "the operator supports all values of the spec"
+    return State(True, "Accepted", "the operator supports all values of the spec")
 
 
-def _pods_ready(s: Snapshot, verdict: Verdict | None, phase: str, blocked: Refusal | None) -> Found:
+def _pods_ready(s: Snapshot, verdict: Verdict | None, phase: str, blocked: Refusal | None) -> State:
     if phase in FINAL:
-        return "PodsReady", False, "Finished", f"the job has {phase.lower()}"
+        return State(False, "Finished", f"the job has {phase.lower()}")
     if blocked is not None:
-        return "PodsReady", False, blocked.reason, blocked.message
+        return State(False, blocked.reason, blocked.message)
     if phase == SUSPENDED:
-        return "PodsReady", False, "Suspended", ending(s) or "the job has no pods while it is suspended"
+        return State(False, "Suspended", ending(s) or "the job has no pods while it is suspended")
     ready = len(done_before(s, verdict) | {pod.index for pod in remaining(s, verdict) if pod.ready})
     summary = f"{ready} of {s.job.replicas} pods are ready"
     short = shortage(s)
     if short is not None:
-        return "PodsReady", False, "Unschedulable", f"{summary}; {short}"
+        return State(False, "Unschedulable", f"{summary}; {short}")
     warned = "".join(f"; {caution.message}" for caution in cautions(s))
     if ready >= s.job.replicas:
-        return "PodsReady", True, "AllReady", f"{summary}{warned}"
-    return "PodsReady", False, "Starting", f"{summary}{_waits(s)}{warned}"
+        return State(True, "AllReady", f"{summary}{warned}")
+    return State(False, "Starting", f"{summary}{_waits(s)}{warned}")
 
 
-def _healthy(s: Snapshot, verdict: Verdict | None, phase: str) -> Found | None:
+def _healthy(s: Snapshot, verdict: Verdict | None, phase: str) -> State | None:
     """Absent while the job waits for its first pods."""
     if isinstance(verdict, Restart) and not (verdict.same_incident and s.memory.phase == RECOVERING):
-        return "Healthy", False, "Recovering", verdict.fault.sentence
+        return State(False, "Recovering", verdict.fault.sentence)
     if isinstance(verdict, Fail):
-        return "Healthy", False, "Failed", verdict.message
+        return State(False, "Failed", verdict.message)
     if phase == RUNNING:
         return _healthy_while_running(s)
     if phase == SUCCEEDED:
-        return "Healthy", True, "Finished", "the job has succeeded"
+        return State(True, "Finished", "the job has succeeded")
     known = s.memory.condition("Healthy")
     if phase != RECOVERING or not known:
         return None
-    return "Healthy", False, "Recovering", known["message"]
+    return State(False, "Recovering", known["message"])
 
 
-def _healthy_while_running(s: Snapshot) -> Found:
+def _healthy_while_running(s: Snapshot) -> State:
     if wrong := degraded_by(s):
-        return "Healthy", False, *wrong
+        return State(False, *wrong)
     started = {index for index, pod in participating(s).items() if s.started(pod)}
     present, desired = len(started | s.memory.done), s.job.replicas
     if present < desired:
-        absent = f"waiting for {desired - present}"
-        message = f"{present} of {desired} replicas are running or finished; {absent}"
-        return "Healthy", True, "RunningWithFewer", message
+        summary = f"{present} of {desired} replicas are running or finished"
+        return State(True, "RunningWithFewer", f"{summary}; waiting for {desired - present}")
     if why := held_back(s):
-        return "Healthy", True, "RunningWithFewer", why
-    return "Healthy", True, "Running", _running_message(s)
+        return State(True, "RunningWithFewer", why)
+    return State(True, "Running", _running_message(s))
 
 
 def _running_message(s: Snapshot) -> str:
@@ -248,38 +257,36 @@ def _running_message(s: Snapshot) -> str:
     return known if known.startswith(f"{summary}; ") and s.memory.phase == RUNNING else summary
 
 
-def _suspended(s: Snapshot, verdict: Verdict | None, phase: str) -> Found | None:
+def _suspended(s: Snapshot, verdict: Verdict | None, phase: str) -> State | None:
     why = held(s) if verdict is None and phase == SUSPENDED else verdict
     if isinstance(why, Suspend):
-        return "Suspended", True, why.reason, why.message
+        return State(True, why.reason, why.message)
     if isinstance(verdict, Resume):
-        return "Suspended", False, "Resumed", verdict.message
+        return State(False, "Resumed", verdict.message)
     known = s.memory.condition("Suspended")
     if not known:
         return None
     if isinstance(verdict, Succeed | Fail):
-        return "Suspended", False, "Finished", "the job has finished"
-    return "Suspended", known["status"] == "True", known["reason"], known["message"]
+        return State(False, "Finished", "the job has finished")
+    return State(known["status"] == "True", known["reason"], known["message"])
 
 
-def _final(s: Snapshot, verdict: Verdict | None) -> list[Found]:
-    if isinstance(verdict, Succeed):
-        which = s.job.success
-        who = f"replica{'s' * (len(which) > 1)} {ranges.text(which, 500)}" if which else "all ranks"
-        return [("Complete", True, verdict.reason, f"{who} exited with code 0")]
-    if isinstance(verdict, Fail):
-        return [(kind, True, verdict.reason, verdict.message) for kind in ("Failed", "Stalled")]
-    return []
+def _complete(s: Snapshot, verdict: Verdict | None) -> State | None:
+    if not isinstance(verdict, Succeed):
+        return None
+    which = s.job.success
+    who = f"replica{'s' * (len(which) > 1)} {ranges.text(which, 500)}" if which else "all ranks"
+    return State(True, verdict.reason, f"{who} exited with code 0")
 
 
-def _with_transition_time(s: Snapshot, kind: str, status: bool, reason: str, message: str) -> Json:
-    known = s.memory.condition(kind)
-    since = known["lastTransitionTime"] if known.get("status") == str(status) else times.rfc3339(s.now)
+def _condition(s: Snapshot, kind: str, state: State) -> Json:
+    known, status = s.memory.condition(kind), str(state.status)
+    since = known["lastTransitionTime"] if known.get("status") == status else times.rfc3339(s.now)
     return {
         "type": kind,
-        "status": str(status),
-        "reason": reason,
-        "message": message[:CONDITION_MESSAGE_LIMIT],
+        "status": status,
+        "reason": state.reason,
+        "message": state.message[:CONDITION_MESSAGE_LIMIT],
         "lastTransitionTime": since,
         "observedGeneration": s.job.generation,
     }
