@@ -6,7 +6,7 @@ So a crash between the two neither forgets a restart nor counts it twice.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import dropwhile
 
 from dtj_operator.model.children import Refusal
@@ -266,4 +266,4 @@ class Event:
     type: str  # Normal | Warning
     reason: str
     note: str
-    once_per: str = field(default="")  # Events with the same reason and the same value are recorded once
+    once_per: str  # Events with the same reason and the same value are recorded once

@@ -285,29 +285,30 @@ def _failure_fields(fault: Fault) -> Json:
 def events(s: Snapshot, verdict: Verdict | None, new: Json) -> tuple[Event, ...]:
     """The Events to record once the status is written."""
     attempt = str(new.get("attempt", 0))
+    found: list[Event | None]
     if s.job.deleting:
-        return _obstacle_event(s, None, attempt, new)
-    problem = unsupported(s)
-    if problem is not None:
-        return (Event("Warning", UNSUPPORTED, problem, problem),)
-    found = (
-        *(_in_place_event(s, new), _event(verdict, attempt, new), _world_event(s, verdict, attempt, new)),
-        _degraded_event(s, attempt, new),
-    )
-    return (
-        *(event for event in found if event is not None),
-        *_obstacle_event(s, verdict, attempt, new),
-        *_caution_events(s, attempt, new),
-    )
+        found = [_obstacle_event(s, None, attempt, new)]
+    elif problem := unsupported(s):
+        found = [Event("Warning", UNSUPPORTED, problem, problem)]
+    else:
+        found = [
+            _in_place_event(s, new),
+            _event(verdict, attempt, new),
+            _world_event(s, verdict, attempt, new),
+            _degraded_event(s, attempt, new),
+            _obstacle_event(s, verdict, attempt, new),
+            *_caution_events(s, attempt, new),
+        ]
+    return tuple(event for event in found if event is not None)
 
 
-def _obstacle_event(s: Snapshot, verdict: Verdict | None, attempt: str, new: Json) -> tuple[Event, ...]:
+def _obstacle_event(s: Snapshot, verdict: Verdict | None, attempt: str, new: Json) -> Event | None:
     """One Event for each reason that PodsReady did not have; that of the queue is in the verdict's Event."""
     found = obstacle(s, verdict, new.get("phase", ""))
     known = (s.memory.condition("PodsReady").get("reason"), getattr(verdict, "reason", None), *UNBLOCKED)
     if found is None or found.reason in known:
-        return ()
-    return (Event("Warning", found.reason, found.message, f"{attempt}/{found.reason}"),)
+        return None
+    return Event("Warning", found.reason, found.message, f"{attempt}/{found.reason}")
 
 
 def _in_place_event(s: Snapshot, new: Json) -> Event | None:
@@ -352,36 +353,34 @@ def _degraded_event(s: Snapshot, attempt: str, new: Json) -> Event | None:
 
 
 def _event(verdict: Verdict | None, attempt: str, new: Json) -> Event | None:
+    """The Event about the verdict; some are not worth one."""
     match verdict:
         case Succeed(reason):
-            return Event("Normal", "Completed", f"Job succeeded: {reason}", attempt)
+            event = Event("Normal", "Completed", f"Job succeeded: {reason}", attempt)
         case Fail(reason, message):
-            return Event("Warning", reason, message, attempt)
+            event = Event("Warning", reason, message, attempt)
         case Restart(fault, counts, replaces, same_incident=False):
             what = "all pods" if replaces is None else _count(len(replaces), "pod")
             which = f"attempt {attempt}" if counts else f"attempt {attempt}, not counted"
             number = f"{attempt}/{new['restarts']['total']}"
-            return Event("Warning", "Restarting", f"Restarting {what} ({which}): {fault.sentence}", number)
+            event = Event("Warning", "Restarting", f"Restarting {what} ({which}): {fault.sentence}", number)
         case Resize(size, why):
-            return Event("Normal", "Resized", why, f"{attempt}/{size}")
-        case AllowNodes() | Ungroup():
-            return _recreation_event(verdict, attempt)
+            event = Event("Normal", "Resized", why, f"{attempt}/{size}")
+        case AllowNodes(replaces):
+            why = "unschedulable while avoiding faulty nodes; the job now only prefers other nodes"
+            event = Event("Normal", "NodesAllowed", f"{pods_are(len(replaces))} {why}", attempt)
+        case Ungroup(replaces):
+            why = "recreated without a PodGroup: the job's can no longer have all its pods"
+            event = Event("Normal", "Ungrouped", f"{pods_are(len(replaces))} {why}", attempt)
         case Suspend(reason, message):
             needs_help = reason in (queue.UNAVAILABLE, queue.INADMISSIBLE)
             what = message if needs_help or reason == queue.QUEUED else f"Stopping all pods: {message}"
-            return Event("Warning" if needs_help else "Normal", reason, what, attempt)
+            event = Event("Warning" if needs_help else "Normal", reason, what, attempt)
         case Resume(message):
-            return Event("Normal", "Resumed", f"Starting attempt {attempt}: {message}", attempt)
-    return None
-
-
-def _recreation_event(verdict: AllowNodes | Ungroup, attempt: str) -> Event:
-    pods = pods_are(len(verdict.replaces))
-    if isinstance(verdict, Ungroup):
-        why = "recreated without a PodGroup: the job's can no longer have all its pods"
-        return Event("Normal", "Ungrouped", f"{pods} {why}", attempt)
-    why = "unschedulable while avoiding faulty nodes; the job now only prefers other nodes"
-    return Event("Normal", "NodesAllowed", f"{pods} {why}", attempt)
+            event = Event("Normal", "Resumed", f"Starting attempt {attempt}: {message}", attempt)
+        case _:
+            return None
+    return event
 
 
 def _count(number: int, noun: str) -> str:
