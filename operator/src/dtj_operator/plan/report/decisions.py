@@ -1,6 +1,6 @@
 """The log line about what the operator decided for a job: plain fields, which log systems query."""
 
-from dtj_operator.model.json import Json
+from dtj_operator.model.json import Json, without_none
 from dtj_operator.plan.actions import Restart, Verdict
 from dtj_operator.plan.snapshot import Snapshot
 
@@ -32,7 +32,7 @@ def decision_line(s: Snapshot, verdict: Verdict | None, new: Json) -> Json | Non
         "to": new.get("phase", ""),
         "why": getattr(verdict, "message", None) or getattr(verdict, "why", None) or new.get("message", ""),
     }
-    return {name: value for name, value in fields.items() if value is not None}
+    return without_none(fields)
 
 
 def _name(verdict: Verdict | None, *, avoids: bool) -> str:

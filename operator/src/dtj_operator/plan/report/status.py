@@ -8,7 +8,7 @@ from dtj_operator.model import private, times
 from dtj_operator.model.agent_status import Progress
 from dtj_operator.model.children import Refusal
 from dtj_operator.model.exit_report import ExitReport
-from dtj_operator.model.json import Json
+from dtj_operator.model.json import Json, without_none
 from dtj_operator.model.memory import (
     FAILED,
     FINAL,
@@ -130,7 +130,7 @@ def new_status(s: Snapshot, verdict: Verdict | None) -> Json:
     if s.job.error is None:
         memory = private_of(s, verdict, phase, counts=counts, earlier_seconds=earlier)
         status |= {**attempt_of(s, verdict, phase), "memory": private.write(memory) or None}
-    return {name: value for name, value in status.items() if value is not None}
+    return without_none(status)
 
 
 def _while_deleted(s: Snapshot) -> Json:
@@ -225,13 +225,12 @@ def _progress(s: Snapshot) -> Json | None:
         }
     last, step = blame.last_report(s), fields.get("step")
     if last.step is not None and (step is None or last.step > step):
-        known = {name: value for name, value in _position(last).items() if value is not None}
-        fields |= known | {"eta": None, "observedAt": times.rfc3339(s.now)}
+        fields |= without_none(_position(last)) | {"eta": None, "observedAt": times.rfc3339(s.now)}
     if fields.get("step") is not None:
         is_same = fields["step"] == before.get("step")
         first_read = before.get("stepAt") if is_same else None
         fields["stepAt"] = first_read or fields.get("observedAt")
-    return {name: value for name, value in fields.items() if value is not None} or None
+    return without_none(fields) or None
 
 
 def _position(found: Progress | ExitReport) -> Json:
@@ -268,7 +267,7 @@ def _failures(s: Snapshot, fault: Fault | None) -> list[Json]:
 
 
 def _failure_fields(fault: Fault) -> Json:
-    fields: Json = {
+    fields = {
         "rank": fault.rank,
         "replica": fault.replica,
         "node": fault.node or None,
@@ -279,7 +278,7 @@ def _failure_fields(fault: Fault) -> Json:
         "at": times.rfc3339(fault.at),
         "generation": fault.generation,
     }
-    return {name: value for name, value in fields.items() if value is not None}
+    return without_none(fields)
 
 
 def events(s: Snapshot, verdict: Verdict | None, new: Json) -> tuple[Event, ...]:
