@@ -29,15 +29,10 @@ def _hang(s: Snapshot) -> tuple[str, str, str] | None:
     hang = s.answer.hang if s.answer else None
     if hang is None:
         return None
-    ranks = [_who(s, rank) for rank in hang.ranks[:NAMED]]
-    more = [f"{len(hang.ranks) - NAMED} more"] if len(hang.ranks) > NAMED else []
+    who = _listed([_who(s, rank) for rank in hang.ranks]) or "the job"
     why = f": {hang.message}" if hang.message else ""
     verb = "is hung" if len(hang.ranks) <= 1 else "are hung"
-    return (
-        HANG,
-        ", ".join([*ranks, *more]) or "the job",
-        f"{verb}{why}; not restarted because spec.hang.action is Report",
-    )
+    return HANG, who, f"{verb}{why}; not restarted because spec.hang.action is Report"
 
 
 def _silent(s: Snapshot) -> tuple[str, str, str] | None:
@@ -55,11 +50,9 @@ def _silent(s: Snapshot) -> tuple[str, str, str] | None:
     pods = [pod for _, pod in sorted(silent_pods(s, for_s=ISOLATED_AFTER_S).items())]
     if not pods:
         return None
-    named = [f"{pod.name} on node {pod.node}" for pod in pods[:NAMED]]
-    more = [f"{len(pods) - NAMED} more"] if len(pods) > NAMED else []
     return (
         SILENT,
-        ", ".join([*named, *more]),
+        _listed([f"{pod.name} on node {pod.node}" for pod in pods]),
         "runs, but sends no heartbeats to replica 0; the operator replaces no pod: delete the isolated one",
     )
 
@@ -79,6 +72,12 @@ def _straggler(s: Snapshot) -> tuple[str, str, str] | None:
         _who(s, slowest.rank, slowest.replica),
         f"takes {slow} the other ranks for its part of a step",
     )
+
+
+def _listed(names: list[str]) -> str:
+    """The first few of these ranks or pods, and how many more there are."""
+    more = [f"{len(names) - NAMED} more"] if len(names) > NAMED else []
+    return ", ".join([*names[:NAMED], *more])
 
 
 def _who(s: Snapshot, rank: int, replica: int | None = None) -> str:
