@@ -145,18 +145,18 @@ def actions_while_suspended(s: Snapshot) -> tuple[Action, ...]:
         return ()
     known = s.queue.current
     wanted = None if s.job.suspend else known
-    obsolete = tuple(map(Delete, _ours(s, other_than=wanted)))
+    actions: list[Action] = [Delete(obsolete) for obsolete in _ours(s, other_than=wanted)]
     if queue is None or s.job.suspend:
-        return obsolete
+        return tuple(actions)
     if known is None:
-        ready = not queue.workload and obstacle(s) is None
-        return (*obsolete, *([Create(workload(s.job, queue, s.queue.priority))] if ready else ()))
-    if not known.owner_uid:
-        fits = not prebuilt.shortfall(s.job, known.asked)
-        return (*obsolete, *([AdoptWorkload(known, workload_metadata(s.job, known.name))] if fits else ()))
-    if known.admission is not None and not known.deleting and held(s) is not None and known.true("Evicted"):
-        return (*obsolete, UpdateWorkload(known, released(s, known), releases=True))
-    return obsolete
+        if not queue.workload and obstacle(s) is None:
+            actions.append(Create(workload(s.job, queue, s.queue.priority)))
+    elif not known.owner_uid:
+        if not prebuilt.shortfall(s.job, known.asked):
+            actions.append(AdoptWorkload(known, workload_metadata(s.job, known.name)))
+    elif known.admission is not None and not known.deleting and held(s) is not None and known.true("Evicted"):
+        actions.append(UpdateWorkload(known, released(s, known), releases=True))
+    return tuple(actions)
 
 
 def actions_while_running(s: Snapshot) -> tuple[Action, ...]:
