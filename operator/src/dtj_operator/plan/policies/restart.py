@@ -2,10 +2,10 @@
 
 The first matching rule wins: the user's rules, then 78, or a program that the image does not have ->
 FailJob, stops on request, disruptions, and ranks that lacked a pod which has not started ->
-RestartUncounted, else Restart. Counted restarts have two
-budgets: restarts within a window of time, and consecutive restarts without progress. An in-place restart by
-the agents counts like a restart, and the user's rules apply to its failure: it is too late to prevent it, but
-FailJob ends the job, and RestartUncounted does not count it.
+RestartUncounted, else Restart. Counted restarts have two budgets: restarts within a window of time, and
+consecutive restarts without progress. An in-place restart by the agents counts like a restart, and the user's
+rules apply to its failure: it is too late to prevent it, but FailJob ends the job, and RestartUncounted does
+not count it.
 
 Progress is a new step. The agents see every life of the ranks, so what they report of the row of restarts
 since the last progress is believed, and new pods continue that row. A program that reports no steps makes
@@ -22,14 +22,7 @@ from msgspec.structs import replace
 
 from dtj_operator.model import times
 from dtj_operator.model.exit_report import ExitReport
-from dtj_operator.model.memory import (
-    PENDING,
-    RECOVERING,
-    REPLICA,
-    RUNNING,
-    STARTING,
-    Restarts,
-)
+from dtj_operator.model.memory import PENDING, RECOVERING, REPLICA, RUNNING, STARTING, Restarts
 from dtj_operator.model.spec import MOST_RESTARTS, Rule
 from dtj_operator.plan import blame
 from dtj_operator.plan.actions import AwaitCause, Fail, Fault, Restart, Verdict, ends_attempt
@@ -184,16 +177,14 @@ def backoff_until(s: Snapshot) -> float:
     """When the pods of this attempt may be created: at once, unless the last fault is likely to repeat."""
     if s.memory.phase != RECOVERING or s.memory.changed_at is None or _skips_backoff(s):
         return s.now
-    doublings = min(max(_in_a_row(s) - 1, 0), 30)
-    delay = min(MAX_BACKOFF_S, s.job.recovery.backoff_s * 2.0**doublings) or float(
-        _in_a_row(s) > MOST_AT_ONCE
-    )
+    row, restarts = _in_a_row(s), s.memory.restarts
+    delay = min(MAX_BACKOFF_S, s.job.recovery.backoff_s * 2.0 ** min(max(row - 1, 0), 30))
+    if not delay and row > MOST_AT_ONCE:
+        delay = 1.0
     if s.memory.changed_at > s.now + delay:
         return s.now  # the clock was set back since then, so the start of the delay is unknown
-    so_far = s.memory.restarts.counted + s.memory.restarts.disruptions
-    return s.memory.changed_at + delay * (
-        1 + BACKOFF_JITTER * _jitter(f"{s.job.uid}/{s.memory.attempt}/{so_far}")
-    )
+    seed = f"{s.job.uid}/{s.memory.attempt}/{restarts.counted + restarts.disruptions}"
+    return s.memory.changed_at + delay * (1 + BACKOFF_JITTER * _jitter(seed))
 
 
 def _skips_backoff(s: Snapshot) -> bool:
@@ -239,13 +230,9 @@ def _broken(s: Snapshot) -> tuple[tuple[int, str], ...] | None:
     broken = {i: pod.uid for i, pod in blame.faulty(s, isolated_since(s)).items()}
     broken |= dict.fromkeys(s.vanished, "")
     survivors = [i for i, pod in participating(s).items() if i not in broken and not s.succeeded(pod)]
-    if (
-        not survivors
-        or ((0 in broken or _awaits_first(s)) and _needs_done(s))
-        or len(broken.keys() | s.memory.replacing.keys()) > MAX_REPLACED
-    ):
-        return None
-    return tuple(sorted(broken.items()))
+    waits_forever = (0 in broken or _awaits_first(s)) and _needs_done(s)
+    too_many = len(broken.keys() | s.memory.replacing.keys()) > MAX_REPLACED
+    return None if not survivors or waits_forever or too_many else tuple(sorted(broken.items()))
 
 
 def _restart_without_done(s: Snapshot) -> Restart | None:
