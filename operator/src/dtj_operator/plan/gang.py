@@ -127,10 +127,8 @@ def unreleased(s: Snapshot) -> str:
 
 def wants_gang(s: Snapshot) -> bool:
     """A template that names a group or another scheduler has its own way to place gangs."""
-    given = s.job.template["spec"]
-    own = given.get("schedulingGroup") or given.get("schedulerName", names.DEFAULT_SCHEDULER) != (
-        names.DEFAULT_SCHEDULER
-    )
+    given, usual = s.job.template["spec"], names.DEFAULT_SCHEDULER
+    own = given.get("schedulingGroup") or given.get("schedulerName", usual) != usual
     return s.job.scheduling.gang == "Auto" and s.job.min_replicas > 1 and not own
 
 

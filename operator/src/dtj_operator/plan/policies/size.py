@@ -30,11 +30,14 @@ def resize(s: Snapshot) -> Resize | None:
     if s.scope == REPLICA:
         why = f"Scaling down: spec.replicas is {desired} now; the remaining pods keep running"
         return Resize(desired, why, new_attempt=False) if desired < known else None
-    shortage = _shortage(s)  # a later retry than any is due now: the clock was set back since then
-    if known != desired and shortage is None:
-        return Resize(desired, f"Restarting: spec.replicas is {desired} now", new_attempt=True)
-    if known != desired and shortage is not None and not s.now < shortage.retry_at <= s.now + MAX_RETRY_S:
-        return Resize(desired, f"Retrying with all {desired} replicas", new_attempt=True, shortage=shortage)
+    shortage = _shortage(s)
+    if known != desired:
+        if shortage is None:
+            return Resize(desired, f"Restarting: spec.replicas is {desired} now", new_attempt=True)
+        # A later retry than any is due now: the clock was set back since then.
+        if not s.now < shortage.retry_at <= s.now + MAX_RETRY_S:
+            why = f"Retrying with all {desired} replicas"
+            return Resize(desired, why, new_attempt=True, shortage=shortage)
     return _shrink(s, shortage)
 
 
