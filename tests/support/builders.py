@@ -269,7 +269,7 @@ class JobBuilder:
         return replace(self, pods=tuple(view for view in self.pods if view.index not in indices))
 
     def seeing(self, **fields: Any) -> Self:
-        """Set what else is in the snapshot: service, network_policy, refusal, progress, now."""
+        """Set what else is in the snapshot: service, network_policy, refusal, answer, now."""
         return replace(self, known={**self.known, **fields})
 
     def with_network(self) -> Self:
@@ -322,7 +322,7 @@ class JobBuilder:
     ) -> Self:
         """Replica 0's agent has answered."""
         restarts = InPlace(in_place=in_place, without_progress=without_progress, of_newest_pod=of_newest_pod)
-        return self.seeing(progress=Progress(attempt=attempt, observed_at=NOW, restarts=restarts, **fields))
+        return self.seeing(answer=Progress(attempt=attempt, observed_at=NOW, restarts=restarts, **fields))
 
     def at_step(self, step: int, *, attempt: int = 0, total: int | None = None) -> Self:
         return self.answering(attempt=attempt, step=step, total_steps=total)

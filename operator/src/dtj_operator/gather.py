@@ -93,7 +93,7 @@ class Gatherer:
             revert_at=now + max(0.0, reverted_at + REVERT_PAUSE_S - monotonic),
             nodes=self._caches.nodes(),
             gone_since=self._caches.gone_nodes(),
-            progress=self._poller.last(key, job.uid, memory.attempt),
+            answer=self._poller.last(key, job.uid, memory.attempt),
             coordinator_silence=self._poller.silence(key, job.uid, memory.attempt),
             readers=self._readers,
             now=now,

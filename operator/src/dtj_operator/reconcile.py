@@ -168,7 +168,7 @@ class Reconciler:
             self._behind.setdefault(key, s.now)
         if due is None or due > s.now:
             if stored.get("progress") == status.get("progress"):
-                self._poller.note_written(key, s.progress)
+                self._poller.note_written(key, s.answer)
             return due, None
         version, patch = job["metadata"]["resourceVersion"], pace.merge_patch(stored, status)
         try:
@@ -185,7 +185,7 @@ class Reconciler:
             raise
         self._written[key] = s.now
         self._behind.pop(key, None)
-        self._poller.note_written(key, s.progress)
+        self._poller.note_written(key, s.answer)
         self._announce(key, s, verdict, status)
         return None, answer
 

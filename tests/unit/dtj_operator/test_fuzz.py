@@ -161,7 +161,7 @@ def decide(s: Snapshot) -> Json:
     return status
 
 
-def seen(state: JobBuilder, raw: Json, progress: agent_status.Progress | None = None) -> Snapshot:
+def seen(state: JobBuilder, raw: Json, answer: agent_status.Progress | None = None) -> Snapshot:
     """Return what the operator reads: this resource in this state of the cluster."""
     made = spec.parse(raw)
     return replace(
@@ -170,7 +170,7 @@ def seen(state: JobBuilder, raw: Json, progress: agent_status.Progress | None = 
         memory=Memory(raw["status"]),
         children=dict.fromkeys(networking(made, ()), Child.PRESENT),
         nodes=NODES,
-        progress=progress,
+        answer=answer,
     )
 
 

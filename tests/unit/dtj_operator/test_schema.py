@@ -106,7 +106,7 @@ def test_every_status_field_is_in_the_schema_with_its_type() -> None:
     full = full.was("Running", memory={"wantedReplicas": 3}, goodput={"lostSeconds": 1})
     full = full.wants(scheduling={"topology": {"key": "rack"}})
     nodes = {view.node: NodeView(name=view.node, labels={"rack": "r1"}) for view in full.pods}
-    snapshot = full.seeing(progress=progress, nodes=nodes).snapshot()
+    snapshot = full.seeing(answer=progress, nodes=nodes).snapshot()
     fields: set[str] = set()
     for verdict in (
         Fail("NoProgress", "why", fault),

@@ -60,7 +60,7 @@ class Snapshot(PodsOnNodes):
     children: Mapping[str, Child] = field(default_factory=dict)  # Service and NetworkPolicy, by kind
     revert_at: float = 0.0  # when edits of children may be reverted
     refusal: Refusal | None = None
-    progress: Progress | None = None
+    answer: Progress | None = None  # the last one of the current attempt's agents
     coordinator_silence: Silence | None = None
     last_nodes: Mapping[int, str] = field(default_factory=dict)  # nodes of vanished pods, by index
     gang_api: str = ""  # version of the API of PodGroups; empty: the cluster places pods one by one
@@ -86,12 +86,6 @@ class Snapshot(PodsOnNodes):
     def owned(self) -> tuple[PodView, ...]:
         """Pods with this job as owner; a deleted job of the same name had another uid."""
         return tuple(pod for pod in self.pods if pod.owner_uid == self.job.uid)
-
-    @cached_property
-    def answer(self) -> Progress | None:
-        """The last answer of the current attempt's agents."""
-        answer = self.progress
-        return answer if answer is not None and answer.attempt == self.memory.attempt else None
 
     @cached_property
     def has_answered(self) -> bool:

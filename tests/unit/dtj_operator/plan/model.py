@@ -199,7 +199,9 @@ class World:
             "network_policy": Child.PRESENT if self.network_policy else Child.ABSENT,
         }
         clocks = {"now": self.now, "monotonic": self.monotonic}
-        return builder.seeing(**clocks, progress=self.answer, nodes=self.nodes, **children).snapshot()
+        of_attempt = self.answer is not None and self.answer.attempt == self.status.get("attempt")
+        answer = self.answer if of_attempt else None
+        return builder.seeing(**clocks, answer=answer, nodes=self.nodes, **children).snapshot()
 
     def reconcile(self, fault: Fault = no_fault) -> Decision:
         """One reconcile. Raises Crash or CallFailed if `fault` says so."""

@@ -200,7 +200,7 @@ def test_replica_0_that_no_agent_hears_is_isolated() -> None:
             id="it may have come later",
         ),
         param(
-            unanswered(unheard_s=400).but(FIRST.seen(bound=NOW - 124)).seeing(progress=None).elastic(2, 4),
+            unanswered(unheard_s=400).but(FIRST.seen(bound=NOW - 124)).seeing(answer=None).elastic(2, 4),
             {0},
             id="it was silent before the operator started",
         ),

@@ -119,7 +119,6 @@ EXPIRED = {"n1": lease()}
         param(silent(0).seeing(leases=EXPIRED), [], id="another replica is silent"),
         param(silent(1, since=180).seeing(leases=EXPIRED), [], id="silent for too long"),
         param(SILENT.seeing(leases=EXPIRED, now=NOW + 160), [], id="an answer that is old"),
-        param(SILENT.answering(attempt=7).seeing(leases=EXPIRED), [], id="an answer of another attempt"),
         param(SILENT.seeing(leases=EXPIRED).recovery(nodeLostSeconds="Never"), [], id="turned off"),
         param(
             SILENT.seeing(leases=EXPIRED, nodes={name: away(name, for_s=1) for name in ("n0", "n1")}),

@@ -79,7 +79,7 @@ def counters(s: Snapshot) -> Restarts:
     new = max(0, reported - old.in_place_of_attempt)
     uncounted = new if _heals_uncounted(s) else 0
     counted = new - uncounted
-    steps = [old.highest_step, s.progress.step if s.progress else None, *(report.step for report in reports)]
+    steps = [old.highest_step, s.answer.step if s.answer else None, *(report.step for report in reports)]
     highest = max((step for step in steps if step is not None), default=None)
     known = None if highest is None else _reported_row(s, reports)
     row = old.without_progress + new if known is None else known

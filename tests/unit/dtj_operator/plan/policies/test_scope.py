@@ -256,7 +256,6 @@ def test_the_job_runs_again_when_the_replacement_does() -> None:
         param(AUTO, None, id="no answer"),
         param(AUTO.answering(step=1), None, id="an agent that cannot recover in place"),
         param(AUTO.answering(rejoin=True), UseReplicaScope(), id="an agent that can"),
-        param(AUTO.answering(rejoin=True, attempt=1), None, id="an agent of another attempt"),
         param(
             AUTO.was("Running", memory={"rejoins": True}).answering(rejoin=True),
             None,

@@ -116,16 +116,12 @@ def test_silence_that_may_pass_is_not_reported(given: JobBuilder) -> None:
 
 def test_restarted_operator_does_not_call_a_job_healthy_before_its_agent_answers() -> None:
     named = FULL.stored(new_status(FULL.snapshot(), None))
-    unasked = named.seeing(progress=None)
+    unasked = named.seeing(answer=None)
     kept = new_status(unasked.snapshot(), None)
 
     assert kept == named.status
     assert events(unasked.snapshot(), None, kept) == ()
     assert healthy(unasked.was("Recovering"))[:2] == ("True", "Running"), "its pods run again"
-
-
-def test_answer_of_an_older_attempt_is_ignored() -> None:
-    assert healthy(CALM.answering(attempt=1, slowest=Straggler(rank=1)))[0] == "True"
 
 
 @pytest.mark.parametrize(

@@ -31,12 +31,12 @@ def test_time_before_the_agents_start_is_queued_until_all_pods_have_a_node() -> 
     )
     first = status_of(given)
     later = Progress(attempt=0, observed_at=NOW + 30, ledger=ledger(70, startup=5, lost=3, recovering=2))
-    second = status_of(given.stored(first).seeing(progress=later, now=NOW + 30))
+    second = status_of(given.stored(first).seeing(answer=later, now=NOW + 30))
 
     assert (first["goodput"]["queuedSeconds"], first["goodput"]["startupSeconds"]) == (4, 11)
     assert second["goodput"] == first["goodput"] | {"productiveSeconds": 70, "percent": "77.8"}
     ended = status_of(
-        given.stored(second).seeing(progress=later), restart(given.but(pod(1).crashed()).snapshot())
+        given.stored(second).seeing(answer=later), restart(given.but(pod(1).crashed()).snapshot())
     )
     assert ended["goodput"]["startupSeconds"] == 11
     assert ended["memory"]["earlierSeconds"]["startupSeconds"] == 11
@@ -55,7 +55,7 @@ def test_time_until_all_pods_run_is_not_counted_twice() -> None:
     up = TWO.stored(first).seeing(now=NOW + 20)
     late = Progress(attempt=0, observed_at=NOW + 20, ledger=ledger(0, startup=70))
     assert (first["phase"], first["goodput"]["queuedSeconds"]) == ("Starting", 3)
-    assert status_of(up.seeing(progress=late))["goodput"] == first["goodput"] | {"startupSeconds": 77}
+    assert status_of(up.seeing(answer=late))["goodput"] == first["goodput"] | {"startupSeconds": 77}
 
 
 def test_pods_that_start_after_a_resume_are_not_queued() -> None:
@@ -90,11 +90,11 @@ def test_time_before_the_agents_start_is_queued_if_pods_do_not_say_when_they_had
 def test_attempts_add_up_and_the_time_between_them_is_recovering() -> None:
     failing = TWO.answering(ledger=ledger(40, startup=20)).but(pod(1).crashed())
     fallen = status_of(failing, restart(failing.snapshot()))
-    waiting = TWO.stored(fallen).having().seeing(now=NOW + 7, progress=None)
+    waiting = TWO.stored(fallen).having().seeing(now=NOW + 7, answer=None)
     up = waiting.having(*(pod(i, attempt=1).running() for i in (0, 1)))
     risen = status_of(up)
     late = Progress(attempt=1, observed_at=NOW + 40, ledger=ledger(30, startup=3))
-    late_status = status_of(up.stored(risen).seeing(progress=late, now=NOW + 40))
+    late_status = status_of(up.stored(risen).seeing(answer=late, now=NOW + 40))
     account = late_status["goodput"]
 
     assert fallen["goodput"]["productiveSeconds"] == 40
@@ -115,7 +115,7 @@ def test_agents_that_restart_in_place_count_that_time_themselves() -> None:
     failing = healing.answering(ledger=ledger(50, startup=10)).but(pod(1).crashed())
     fallen = status_of(failing, restart(failing.snapshot()))
     up = healing.stored(fallen).having(pod(0).running(), pod(1).with_uid("young").running())
-    risen = status_of(up.seeing(now=NOW + 9, progress=None))["goodput"]
+    risen = status_of(up.seeing(now=NOW + 9, answer=None))["goodput"]
 
     assert (risen["recoveringSeconds"], risen["queuedSeconds"]) == (0, 0)
 
@@ -127,7 +127,7 @@ def test_account_continues_if_replica_0_is_replaced_in_place() -> None:
     up = healing.stored(fallen).having(pod(0).with_uid("young").running(), pod(1).running())
     risen = status_of(up.answering(ledger=ledger(50, startup=10)).seeing(now=NOW + 9))
     late = Progress(attempt=0, observed_at=NOW + 60, ledger=ledger(30))
-    later = up.stored(risen).seeing(progress=late, now=NOW + 60)
+    later = up.stored(risen).seeing(answer=late, now=NOW + 60)
 
     assert risen["goodput"]["productiveSeconds"] == 50, "the old agent's last report is not added again"
     assert risen["goodput"]["recoveringSeconds"] == 9
@@ -135,7 +135,7 @@ def test_account_continues_if_replica_0_is_replaced_in_place() -> None:
     # 120 s since startTime: whether the old agent's work after its last report was kept is unknown.
     assert status_of(later)["goodput"]["recoveringSeconds"] == 120 - 50 - 10 - 30
     assert status_of(later)["goodput"]["percent"] == "66.7"
-    again = status_of(up.stored(status_of(later)).seeing(progress=late, now=NOW + 60))
+    again = status_of(up.stored(status_of(later)).seeing(answer=late, now=NOW + 60))
     assert again["goodput"] == status_of(later)["goodput"], "counted once"
 
 
@@ -149,4 +149,4 @@ def test_agent_that_lost_its_account_reduces_no_time() -> None:
 def test_the_account_survives_a_restart_of_the_operator() -> None:
     first = status_of(TWO.answering(ledger=ledger(50, startup=10)))
 
-    assert status_of(TWO.stored(first).seeing(progress=None))["goodput"] == first["goodput"]
+    assert status_of(TWO.stored(first).seeing(answer=None))["goodput"] == first["goodput"]

@@ -434,7 +434,7 @@ def test_progress_has_strings_for_fractions() -> None:
         samples_per_second=812.04,
         eta_s=60,
     )
-    given = TWO.running().seeing(progress=progress)
+    given = TWO.running().seeing(answer=progress)
 
     assert status_of(given)["progress"] == {
         "step": 3,
@@ -446,10 +446,6 @@ def test_progress_has_strings_for_fractions() -> None:
         "observedAt": at(0),
         "stepAt": at(0),
     }
-
-
-def test_answer_of_an_earlier_attempt_is_not_progress() -> None:
-    assert "progress" not in status_of(TWO.was("Running", attempt=1).at_step(5, attempt=0))
 
 
 def test_moment_of_a_step_stays_while_it_is_the_newest() -> None:
