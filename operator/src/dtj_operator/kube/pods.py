@@ -111,7 +111,7 @@ def seen(view: PodView, known: PodView | None, now: float) -> PodView:
 
     moments = Seen(
         bound=since(bool(view.node), before.bound),
-        unschedulable=since(view.unschedulable, before.unschedulable),
+        unschedulable=since(view.unschedulable is not None, before.unschedulable),
         terminating=since(view.deleting, before.terminating),
         exited=since(exited, before.exited),
     )

@@ -120,14 +120,11 @@ class PodView(ConditionedView, frozen=True, gc=False, kw_only=True):
         return self.phase in ("Succeeded", "Failed") or all_ended
 
     @property
-    def unschedulable(self) -> bool:
-        """Whether the scheduler has reported that no node has enough free capacity for it."""
-        scheduled = self.condition("PodScheduled")
-        return (
-            self.phase == "Pending"
-            and scheduled is not None
-            and (scheduled.status, scheduled.reason) == ("False", "Unschedulable")
-        )
+    def unschedulable(self) -> ConditionView | None:
+        """The scheduler's report that no node has enough free capacity for it; None: there is none."""
+        found = self.condition("PodScheduled") if self.phase == "Pending" else None
+        known = found is not None and (found.status, found.reason) == ("False", "Unschedulable")
+        return found if known else None
 
     @property
     def ready(self) -> bool:

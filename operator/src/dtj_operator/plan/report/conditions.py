@@ -319,11 +319,9 @@ def _terminating(s: Snapshot, stuck: list[PodView]) -> Refusal:
 def _obstacle(s: Snapshot, pod: PodView) -> Refusal | None:
     if pod.phase != "Pending":
         return None
-    scheduled = pod.condition("PodScheduled")
-    if scheduled is not None and pod.unschedulable:
-        said = scheduled.message
-        fix = _first(_MISPLACED, said)
-        return _blocked("Unschedulable", f"pod {pod.name} is unschedulable: {said}", fix)
+    if (unfit := pod.unschedulable) is not None:
+        fix = _first(_MISPLACED, unfit.message)
+        return _blocked("Unschedulable", f"pod {pod.name} is unschedulable: {unfit.message}", fix)
     for container in pod.containers:
         where = f"container {container.name} of pod {pod.name}"
         if container.waiting in _UNPULLABLE:
@@ -347,7 +345,7 @@ def _first(fixes: tuple[tuple[str, str], ...], said: str) -> str | None:
 
 def _of_a_pod(s: Snapshot) -> str:
     """What the scheduler says about one of the gang's pods: more than it says about the PodGroup."""
-    said = ((pod, pod.condition("PodScheduled")) for _, pod in sorted(s.current.items()) if pod.unschedulable)
+    said = ((pod, pod.unschedulable) for _, pod in sorted(s.current.items()))
     return next((f"; pod {pod.name}: {found.message}" for pod, found in said if found is not None), "")
 
 
