@@ -90,11 +90,6 @@ class Memory:
     def private(self) -> Private:
         return private.read(self.raw)
 
-    @property
-    def replacing(self) -> dict[int, str]:
-        """Uids of the pods that a verdict replaces, by index; empty if the pod was already gone."""
-        return self.private.replacing
-
     @cached_property
     def done(self) -> frozenset[int]:
         """Replicas of the current attempt that are known to have succeeded."""

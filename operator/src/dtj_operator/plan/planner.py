@@ -172,7 +172,7 @@ def _pod_context(s: Snapshot) -> PodContext:
 
 def _grace_s(s: Snapshot, old: PodView) -> int | None:
     """Failed pods have nothing left to save; others may commit a checkpoint in their own grace period."""
-    replaced = s.memory.replacing.get(old.index) == old.uid
+    replaced = s.memory.private.replacing.get(old.index) == old.uid
     disrupted = s.memory.failure.get("reason") in blame.DISRUPTIONS
     lost_a_peer = s.memory.phase == RECOVERING and not disrupted and s.is_of_another_attempt(old)
     return FAILED_GRACE_S if replaced or lost_a_peer else None

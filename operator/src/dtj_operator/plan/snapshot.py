@@ -157,7 +157,7 @@ class Snapshot(PodsOnNodes):
         return {p.index: p for p in self.owned if p.attempt == self.memory.attempt and self._is_current(p)}
 
     def _is_current(self, pod: PodView) -> bool:
-        replaced = self.memory.replacing.get(pod.index) == pod.uid
+        replaced = self.memory.private.replacing.get(pod.index) == pod.uid
         # Removed by scaling down, and needed again before it was gone.
         leaving = (
             pod.deleting and self.memory.recorded_size is not None and pod.index >= self.memory.recorded_size
@@ -186,7 +186,7 @@ class Snapshot(PodsOnNodes):
         if self.memory.phase != RUNNING:
             return ()
         known = self.size if self.memory.recorded_size is None else min(self.size, self.memory.recorded_size)
-        return tuple(i for i in self.missing if i < known and i not in self.memory.replacing)
+        return tuple(i for i in self.missing if i < known and i not in self.memory.private.replacing)
 
     @cached_property
     def trainers(self) -> dict[str, ContainerView]:

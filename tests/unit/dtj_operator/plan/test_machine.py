@@ -343,7 +343,7 @@ class Jobs(RuleBasedStateMachine):
             assert (world.service, world.network_policy) == (True, True)
             assert {pod.attempt for pod in world.pods.values()} == {world.status["attempt"]}
             assert {pod.index for pod in world.pods.values()} <= set(range(rest.size))
-            assert rest.memory.replacing == {}
+            assert rest.memory.private.replacing == {}
             assert rest.size == rest.job.replicas or rest.memory.private.shortage is not None
 
 

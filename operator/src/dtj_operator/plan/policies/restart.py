@@ -58,7 +58,7 @@ def restart(s: Snapshot) -> Restart | Fail | AwaitCause | None:
 
 def listable(s: Snapshot, pods: Iterable[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
     """As many of these pods (index, uid) as the status can list; the others follow in the next reconcile."""
-    listed = [index for index in s.memory.replacing if index not in s.current]
+    listed = [index for index in s.memory.private.replacing if index not in s.current]
     return tuple(sorted(pods)[: max(0, MAX_REPLACED - len(listed))])
 
 
@@ -231,7 +231,7 @@ def _broken(s: Snapshot) -> tuple[tuple[int, str], ...] | None:
     broken |= dict.fromkeys(s.vanished, "")
     survivors = [i for i, pod in participating(s).items() if i not in broken and not s.succeeded(pod)]
     waits_forever = (0 in broken or _awaits_first(s)) and _needs_done(s)
-    too_many = len(broken.keys() | s.memory.replacing.keys()) > MAX_REPLACED
+    too_many = len(broken.keys() | s.memory.private.replacing.keys()) > MAX_REPLACED
     return None if not survivors or waits_forever or too_many else tuple(sorted(broken.items()))
 
 

@@ -118,7 +118,7 @@ def _replacing(s: Snapshot, verdict: Verdict | None) -> dict[int, str]:
     """Pods being replaced, each until another pod has taken its place."""
     if ends_attempt(verdict):
         return {}
-    named = {i: uid for i, uid in s.memory.replacing.items() if i < s.size and i not in s.current}
+    named = {i: uid for i, uid in s.memory.private.replacing.items() if i < s.size and i not in s.current}
     if isinstance(verdict, Restart | Recreate):
         named |= dict(verdict.replaces or ())
     return dict(sorted(named.items()))
