@@ -31,7 +31,6 @@ class Incident(Reported, frozen=True, kw_only=True):
     signal: _Word | None = None
     message: _Text | None = None
     generation: _Index | None = None
-    step: _Index | None = None
     at: _Word | None = None  # RFC 3339
 
 

@@ -28,7 +28,6 @@ class Culprit(Reported, frozen=True, gc=False, kw_only=True):
     exit_code: _Count | None = None
     message: str = ""
     generation: _Count | None = None
-    step: _Count | None = None
     at: str = ""  # RFC 3339
 
 

@@ -31,7 +31,6 @@ class Fault:
     message: str = ""
     at: float
     generation: int | None = None
-    step: int | None = None
     disruption: bool = False  # the pod was evicted, deleted or lost; it did not fail by itself
     init_container: str = ""  # that failed, so that no rank of the pod has started
     lacks_program: bool = False  # the container's image does not have the program that it should run

@@ -121,7 +121,6 @@ def _fault_of(s: Snapshot, pod: PodView, isolated: Mapping[int, float]) -> Fault
         message=_node_message(s, pod) if lost else _message(s, pod, ended, report),
         at=_moment(s, pod, ended, report),
         generation=report.generation,
-        step=report.step,
         disruption=taken_away,
         init_container=of_init,
         lacks_program=_lacks_program(ended) is not None,
@@ -155,7 +154,6 @@ def _reported_fault(
         message=tail(by.message or "", MESSAGE_TAIL),
         at=_reported_moment(s, by.at) or s.now,
         generation=by.generation,
-        step=by.step,
         exit_codes=() if exit_code is None else ((s.job.trainer, exit_code),),
     )
 

@@ -367,15 +367,13 @@ def test_blamed_fault_among_several(given, replica) -> None:
     assert fault(given).replica == replica
 
 
-def test_a_report_gives_rank_step_message_and_generation() -> None:
+def test_a_report_gives_rank_message_and_generation() -> None:
     crashed = (
-        pod(1)
-        .on("worker-2")
-        .reported(1, reason="Exception", rank=3, step=41, message="Traceback\nValueError: x")
+        pod(1).on("worker-2").reported(1, reason="Exception", rank=3, message="Traceback\nValueError: x")
     )
     found = fault(job().replicas(2).wants(processesPerReplica=2).running().but(crashed))
 
-    assert (found.rank, found.step, found.generation, found.node) == (3, 41, 0, "worker-2")
+    assert (found.rank, found.generation, found.node) == (3, 0, "worker-2")
     assert (
         found.sentence == "rank 3 (replica 1) on node worker-2 exited with code 1: Exception: ValueError: x"
     )
