@@ -217,7 +217,7 @@ def in_place_fault(s: Snapshot) -> Fault | None:
 
 
 def last_report(s: Snapshot) -> ExitReport:
-    """What replica 0 reported when it exited."""
+    """What replica 0 reported when it exited; nothing while it runs."""
     pod = s.current.get(0)
     return NO_REPORT if pod is None else exit_report(s, pod)
 

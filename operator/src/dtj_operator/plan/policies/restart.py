@@ -130,8 +130,7 @@ def _reported_row(s: Snapshot, reports: list[ExitReport]) -> int | None:
     """
     if _awaits_successor(s):
         return None
-    first = s.current.get(0)
-    row = None if first is None else blame.exit_report(s, first).without_progress
+    row = blame.last_report(s).without_progress
     began, answer = s.memory.changed_at, s.answer
     is_current = answer is not None and began is not None and answer.observed_at >= began
     known = max(s.memory.restarts.highest_step or 0, answer.step or 0 if answer else 0)
