@@ -130,14 +130,15 @@ def _reported_row(s: Snapshot, reports: list[ExitReport]) -> int | None:
     """
     if _awaits_successor(s):
         return None
-    row = blame.last_report(s).without_progress
+    if (row := blame.last_report(s).without_progress) is not None:
+        return row
     began, answer = s.memory.changed_at, s.answer
-    is_current = answer is not None and began is not None and answer.observed_at >= began
-    known = max(s.memory.restarts.highest_step or 0, answer.step or 0 if answer else 0)
-    is_current = is_current and all((report.step or 0) <= known for report in reports)
-    if row is None and answer is not None and is_current and s.memory.phase == RUNNING:
-        row = None if answer.silent_replicas or answer.restarts is None else answer.restarts.without_progress
-    return row
+    if s.memory.phase != RUNNING or answer is None or began is None or answer.observed_at < began:
+        return None
+    known = max(s.memory.restarts.highest_step or 0, answer.step or 0)
+    if answer.silent_replicas or any((report.step or 0) > known for report in reports):
+        return None
+    return answer.restarts.without_progress if answer.restarts else None
 
 
 def _awaits_successor(s: Snapshot) -> bool:
