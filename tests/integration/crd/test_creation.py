@@ -14,6 +14,10 @@ RESERVED = (
     *("NODE_RANK", "NNODES", "NPROC_PER_NODE", "PET_NNODES", "DTJ_JOB"),
 )
 ODD = {"action": "Restart", "onPodConditions": [{"type": "Odd"}]}
+MISSPELT = {
+    "action": "FailJob",
+    "onExitCodes": {"operator": "In", "values": [7], "containerName": "trianer"},
+}
 PROMETHEUS = {
     "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}},
     "podSelector": {"matchExpressions": [{"key": "app", "operator": "In", "values": ["prometheus"]}]},
@@ -50,7 +54,8 @@ TABLE: list[tuple[str, Json, str]] = [
     ("a negative number of replicas", {"replicas": -3}, "greater than or equal to 1"),
     ("a million replicas", {"replicas": 1000000}, "less than or equal to 10000"),
     ("replicas as text", {"replicas": "2"}, 'spec.replicas: Invalid value: "string"'),
-    ("processes as a number", {"processesPerReplica": 8}, ACCEPTED),
+    ("1,024 processes", {"processesPerReplica": 1024}, ACCEPTED),
+    ("1,025 processes", {"processesPerReplica": 1025}, "a whole number from 1 to 1024"),
     ("processes left to the accelerators", {"processesPerReplica": "auto"}, ACCEPTED),
     (
         "zero processes",
@@ -166,15 +171,18 @@ TABLE: list[tuple[str, Json, str]] = [
         )
         for name in RESERVED
     ),
-    (
-        "a reserved variable of an init container",
-        pod(initContainers=[{"name": "fetch", "env": [{"name": "RANK", "value": "0"}]}]),
-        "initContainers[0].env[0].name: Invalid value",
+    *(
+        (
+            f"the variable {name} of an init container",
+            pod(initContainers=[{"name": "fetch", "env": [{"name": name, "value": "0"}]}]),
+            "initContainers[0].env[0].name: Invalid value",
+        )
+        for name in ("RANK", "DTJ_JOB", "PET_NNODES")
     ),
     ("a label of the user", {"template.metadata.labels": {"team": "a"}}, ACCEPTED),
     (
         "a label reserved for the operator",
-        {"template.metadata.labels": {"dtj.dev/job-name": "a"}},
+        {"template.metadata.labels": {"team": "a", "dtj.dev/job-name": "a"}},
         "start with dtj.dev/ are set",
     ),
     (
@@ -240,6 +248,8 @@ TABLE: list[tuple[str, Json, str]] = [
     ("a scope that does not exist", recovery(scope="Pod"), '"Auto", "Replica", "Job"'),
     ("nodes that never count as lost", recovery(nodeLostSeconds="Never"), ACCEPTED),
     ("nodes that are never avoided", recovery(avoidNodeAfterFaults="Never"), ACCEPTED),
+    ("pods that are never forced to end", recovery(terminationSeconds="Never"), ACCEPTED),
+    ("terminationSeconds 0", recovery(terminationSeconds=0), "at least 1 and without quotes, or Never"),
     ("nodeLostSeconds 0", recovery(nodeLostSeconds=0), "at least 1 and without quotes, or Never"),
     ("nodeLostSeconds as text", recovery(nodeLostSeconds="40"), "without quotes, or Never"),
     ("avoidNodeAfterFaults -1", recovery(avoidNodeAfterFaults=-1), "at least 1 and without quotes, or Never"),
@@ -263,7 +273,12 @@ TABLE: list[tuple[str, Json, str]] = [
     ),
     (
         "a rule for a container that does not exist",
-        rule(onExitCodes={"operator": "In", "values": [7], "containerName": "trianer"}),
+        recovery(rules=[MISSPELT]),
+        "containerName of a rule must be the name of a container",
+    ),
+    (
+        "one of two rules for a container that does not exist",
+        {**pod(initContainers=[{"name": "fetch"}]), **recovery(rules=[ODD, MISSPELT])},
         "containerName of a rule must be the name of a container",
     ),
     ("a rule without a criterion", rule(), "exactly one of onExitCodes and onPodConditions"),
@@ -296,9 +311,15 @@ TABLE: list[tuple[str, Json, str]] = [
     ("a checkpoint without a volume", {"checkpoint": {}}, "spec.checkpoint.volume: Required value"),
     ("a volume without a source", checkpoint({}), "at least 1 properties"),
     ("a volume with two sources", checkpoint({**NFS, "csi": {}}), "must have at most 1 item"),
+    ("a path of 512 characters", checkpoint(NFS, mountPath="/" + "a" * 511), ACCEPTED),
+    ("a path of 513 characters", checkpoint(NFS, mountPath="/" + "a" * 512), "Too long"),
     ("a relative path", checkpoint(NFS, mountPath="runs"), "mountPath must be an absolute path"),
     ("resume from a job", checkpoint(NFS, resumeFrom={"job": "monday-1"}), ACCEPTED),
     ("resume from a path", checkpoint(NFS, resumeFrom={"path": "default/monday-1/1a2b"}), ACCEPTED),
+    ("resume from a path of 512 characters", checkpoint(NFS, resumeFrom={"path": "a" * 512}), ACCEPTED),
+    ("resume from a path of 513 characters", checkpoint(NFS, resumeFrom={"path": "a" * 513}), "Too long"),
+    ("resume from a job of 61 characters", checkpoint(NFS, resumeFrom={"job": "a" * 61}), ACCEPTED),
+    ("resume from a job of 62 characters", checkpoint(NFS, resumeFrom={"job": "a" * 62}), "Too long"),
     ("resume from a path of one folder", checkpoint(NFS, resumeFrom={"path": "best"}), ACCEPTED),
     (
         "resume from a job and a path",
