@@ -16,6 +16,7 @@ from dtj_operator.model.views import PodGroupView, PodView, WorkloadView
 
 _WORD = re.compile(r"\w")
 _GROUP = re.compile(r"^ +\| ")  # before each line of an exception of an ExceptionGroup
+_OF_TORCHRUN = re.compile(r"^[EW]\d{4} .*torch/distributed/elastic/", re.MULTILINE)  # warning or error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,12 @@ def tail(text: str, limit: int) -> str:
         return text
     kept = text[-limit:]
     return kept.partition("\n")[2] or kept
+
+
+def before_launcher(output: str) -> str:
+    """What a program wrote before torchrun summed up its failure; all, if it wrote nothing."""
+    said = _OF_TORCHRUN.search(output)
+    return output[: said.start()].rstrip() or output if said else output
 
 
 def headline(message: str) -> str:

@@ -16,7 +16,7 @@ from dtj_operator.model.agent_status import Incident
 from dtj_operator.model.exit_report import NO_REPORT, Culprit, ExitReport
 from dtj_operator.model.json import Json
 from dtj_operator.model.views import ContainerView, PodView
-from dtj_operator.plan.actions import Fault, headline, tail
+from dtj_operator.plan.actions import Fault, before_launcher, headline, tail
 from dtj_operator.plan.isolation import isolated_since
 from dtj_operator.plan.snapshot import Snapshot
 
@@ -300,7 +300,7 @@ def _message(s: Snapshot, pod: PodView, ended: ContainerView | None, report: Exi
     """Why Kubernetes ended the pod, if it says so; else the last words of the container."""
     said = (c.message for c in pod.conditions if (c.type, c.status) == ("DisruptionTarget", "True"))
     why = pod.message or next(said, "") or pod.reason
-    last = tail(report.message or (ended.message if ended else ""), MESSAGE_TAIL)
+    last = tail(report.message or before_launcher(ended.message if ended else ""), MESSAGE_TAIL)
     lacks = _lacks_program(ended)
     if ended is not None and ended.is_unseen:
         last = f"container {ended.name} ended unseen, as if its node had restarted"

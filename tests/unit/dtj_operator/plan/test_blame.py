@@ -388,6 +388,33 @@ Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
 """
 
 
+OF_TORCHRUN = """\
+E1129 08:41:38.902000 42 torch/distributed/elastic/multiprocessing/api.py:984] failed (exitcode: 1)
+Traceback (most recent call last):
+  File "/usr/lib/python3/site-packages/torch/distributed/launcher/api.py", line 386, in launch_agent
+    raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+"""
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        param(
+            '  File "/app/train.py", line 3\nKeyError: "lr"', 'File "/app/train.py", line 3\nKeyError: "lr"'
+        ),
+        param("", OF_TORCHRUN.strip(), id="the program wrote nothing, or too long ago"),
+    ],
+)
+def test_error_of_the_program_is_shown_instead_of_the_summary_of_torchrun(own: str, message: str) -> None:
+    written = f"{own}\n{OF_TORCHRUN}"
+    verdict = plan(FOUR.but(pod(1).crashed(message=written)).snapshot()).verdict
+    assert isinstance(verdict, Restart)
+    assert verdict.fault.message == message
+
+
 @pytest.mark.parametrize(
     ("message", "line"),
     [
