@@ -200,10 +200,13 @@ def test_what_gpus_names_is_an_accelerator() -> None:
         (["dtj", "train", "a:b", "steps=3", "--nproc", "4"], 4),
         (["dtj", "run", "--nproc", "gpu", "train.py"], 2),
         (["dtj", "run", "train.py", "--nproc", "4"], 2),
+        (["torchrun", "--nproc-per-node", "4", "train.py"], 4),
+        (["python", "-m", "torch.distributed.run", "--nproc_per_node=4", "train.py"], 4),
+        (["torchrun", "--nproc-per-node", "gpu", "train.py"], 2),
         (["train.py", "--nproc", "4"], 2),
     ],
 )
-def test_job_has_as_many_ranks_as_dtj_starts(words: list[str], expected: int) -> None:
+def test_job_has_as_many_ranks_as_its_launcher_starts(words: list[str], expected: int) -> None:
     template = {"spec": {"processesPerReplica": 2}}
     made = job(Request(name="a", command=words), with_code=False, template=template)
     assert parsed(made).processes == expected  # type: ignore[attr-defined]

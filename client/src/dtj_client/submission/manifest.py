@@ -304,8 +304,9 @@ def asked(request: Request, *, with_code: bool, template: Json | None = None) ->
         if request.requirements:
             install(pod, trainer, request.requirements, code=WORK_FOLDER)
     spec: Json = {} if request.replicas is None else {"replicas": request.replicas}
-    launch = torchrun.of_dtj(wrappers.split(trainer["command"])[1])
-    if launch and launch.processes not in (None, "auto"):  # dtj refuses another number than that of the job
+    words = wrappers.split(trainer["command"])[1]
+    launch = torchrun.of_dtj(words) or torchrun.clean(words)
+    if launch and launch.processes not in (None, "auto"):  # the number of ranks is known from the job
         spec["processesPerReplica"] = launch.processes
     spec["template"] = {"spec": pod}
     if request.claim:
