@@ -15,7 +15,7 @@ from dtj_client.kube.kubectl import KIND, Json, Kubectl, container_of, index_of,
 from dtj_client.progress import Progress, ignore
 from dtj_client.show import view
 from dtj_client.show.events import Event, of_api, of_kubelet
-from dtj_client.show.logs import MOST_FOLLOWED, Line, follow_job, of_ranks, snapshot
+from dtj_client.show.logs import MOST_FOLLOWED, Line, follow_job, of_ranks, snapshot, without_pods
 from dtj_client.show.plot import draw
 from dtj_client.show.readings import of_lines
 from dtj_client.show.report import report, steps
@@ -193,7 +193,8 @@ class Job:
                     f"job {self.name} has no pods{', and their logs went with them' if ran else ' so far'}",
                     fix,
                 )
-            lines = snapshot(self.kubectl, pods, self.name, *flags, progress=self.progress)
+            found = snapshot(self.kubectl, pods, self.name, *flags, progress=self.progress)
+            lines = chain(without_pods(chosen, {index_of(pod, self.name) for pod in pods}), found)
         return lines if ranks is None else of_ranks(lines, set(ranks))
 
     def events(self) -> list[Event]:

@@ -257,14 +257,25 @@ def test_other_jobs_are_left_alone_if_the_cluster_does_not_answer(
 
 
 @pytest.mark.parametrize(
-    ("checkpoint", "more"),
-    [(None, f"; it grows only if it can save, and if it shrinks: {UNSAVED}"), ({"volume": {}}, "")],
+    ("checkpoint", "replicas", "more"),
+    [
+        (None, 3, "; it grows once it can save, and it has no spec.checkpoint"),
+        (None, 5, f"; {UNSAVED}"),
+        ({"volume": {}}, 5, ""),
+    ],
 )
 def test_scaling_says_what_a_job_that_cannot_save_loses(
-    checkpoint: Json | None, more: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    checkpoint: Json | None,
+    replicas: int,
+    more: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Job, "scale", lambda _job, _replicas: None)
-    job = {"spec": {"checkpoint": checkpoint}, "status": {"phase": "Running", "step": "7/9"}}
+    job = {
+        "spec": {"checkpoint": checkpoint, "replicas": replicas},
+        "status": {"phase": "Running", "step": "7/9"},
+    }
     monkeypatch.setattr(Job, "manifest", job)
     assert run("scale", "digits", "4") == 0
     assert capsys.readouterr().out == f"digits: asked for 4 replicas{more}\n"

@@ -192,6 +192,28 @@ class Larger(Large):
 
 
 @pytest.mark.parametrize(
+    ("replicas", "said"),
+    [
+        (
+            None,
+            [
+                "100| no log of replica 100, 101, 102, 103, 104, 105, 106, 107 and 12 more: "
+                "no pod at this moment"
+            ],
+        ),
+        ({3, 101}, ["101| no log of replica 101: no pod at this moment"]),
+        ({3}, []),
+    ],
+)
+def test_replicas_without_a_pod_are_named(
+    replicas: set[int] | None, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a job that has failed, a pod that had not ended is deleted, and its log with it."""
+    monkeypatch.setattr("dtj_client.job.snapshot", lambda *_, **__: iter(()))
+    assert [str(line) for line in Job("digits", Larger()).logs(replicas=replicas)] == said
+
+
+@pytest.mark.parametrize(
     ("status", "said"),
     [
         ({}, "has no pods so far"),

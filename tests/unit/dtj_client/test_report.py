@@ -241,7 +241,7 @@ def blocked(message: str, reason: str = "Unschedulable") -> Json:
         ),
         param(
             blocked("denied: set a; or b", "PodRejected"),
-            "next: remove the cause that the message above names; ",
+            "names; if it is in the job, delete that and submit it corrected; ",
             id="words of others, which may not end with what to do",
         ),
         param(
@@ -256,6 +256,17 @@ def blocked(message: str, reason: str = "Unschedulable") -> Json:
             },
             "submit --requirements requirements.txt ... installs packages that the image lacks, such as a.b",
             id="a module is missing",
+        ),
+        param(
+            {
+                "phase": "Running",
+                "conditions": [
+                    {"type": "PodsReady", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+                ],
+                "progress": {"stepAt": "2026-01-01T00:01:00Z", "observedAt": "2026-01-01T00:03:00Z"},
+            },
+            "kubectl dtj stacks ",
+            id="no step for minutes",
         ),
         param(
             {

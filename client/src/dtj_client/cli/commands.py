@@ -347,10 +347,12 @@ def resume(kubectl: Kubectl, names: tuple[str, ...]) -> int:
 def scale(kubectl: Kubectl, name: str, replicas: int) -> None:
     """Change the number of replicas of an elastic job."""
     job = Job(name, kubectl)
-    lost = at_stake(_unfinished(job))
+    before = _unfinished(job)
     job.scale(replicas)
-    saves_not = f"; it grows only if it can save, and if it shrinks: {lost}" if lost else ""
-    click.echo(f"{name}: asked for {replicas} replicas{saves_not}")
+    lost = at_stake(before)
+    if lost and replicas > before["spec"].get("replicas", 1):
+        lost = f"it grows once it can save, and {lost.partition(':')[0]}"
+    click.echo("; ".join(filter(None, (f"{name}: asked for {replicas} replicas", lost))))
 
 
 @dtj.command(short_help="Let the job save a checkpoint, then delete it.")

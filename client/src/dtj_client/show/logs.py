@@ -7,7 +7,7 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -19,6 +19,7 @@ from dtj_client.show.report import failed_init
 _TIME = re.compile(r"(?P<at>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d))(?: |$)")
 _RANK = re.compile(r'\[rank (\d+)\] |\{"rank": (\d+)')  # written by the agent in a pod
 AT_ONCE = 8  # logs that are read at the same time
+MOST_NAMED = 8  # of replicas without a pod
 MOST_FOLLOWED = 64  # logs; each takes a process of kubectl with some 40 MB
 NEXT_POD_S = 1.0  # between two looks for the pod that replaces one, or for more of its log
 LOOK_S = 5.0  # the same while the logs of all replicas are read: some may be added
@@ -136,6 +137,16 @@ def _is_about_all(error: ClientError) -> bool:
     """Whether each pod would have this error."""
     is_refusal = isinstance(error, ForbiddenError | UnreachableError)
     return (is_refusal and _OF_THE_NODE not in error.message) or error.message.startswith("invalid argument")
+
+
+def without_pods(replicas: Iterable[int], present: Container[int]) -> list[Line]:
+    """What to show in place of the logs of replicas without a pod; a finished job may have deleted some."""
+    absent = [replica for replica in replicas if replica not in present]
+    if not absent:
+        return []
+    more = f" and {len(absent) - MOST_NAMED} more" if len(absent) > MOST_NAMED else ""
+    named = ", ".join(map(str, absent[:MOST_NAMED]))
+    return [Line("", absent[0], f"no log of replica {named}{more}: no pod at this moment")]
 
 
 def _no_log(replica: int, error: ClientError) -> list[Line]:

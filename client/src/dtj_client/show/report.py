@@ -271,12 +271,14 @@ def advice(name: str, job: Json) -> str:
             before, _, fix = message.rpartition("; ")
             says_how = before and reason in _WITH_A_FIX and len(message) < _LONGEST_MESSAGE
             what = plain(fix) if says_how else "remove the cause that the message above names"
+            if reason == "PodRejected":
+                what += "; if it is in the job, delete that and submit it corrected"
             return f"{what}; kubectl dtj events {name} has the details"
         case "Recovering" | "Terminating" as phase:
             # Behind the number of pods: what they wait for, such as the end of a back-off.
             waits = str(blocked.get("message") or "").partition("; ")[2] if phase == "Recovering" else ""
             return f"nothing: {_PASSES[phase]}{waits and f'; {plain(waits)}'}"
-        case "Running" if condition(status, "Healthy").get("status") == "False":
+        case "Running" if condition(status, "Healthy").get("status") == "False" or stalled(status):
             if condition(status, "Healthy").get("reason") == "SaveFailed":
                 found = "remove the cause that the message above names; each save tries again"
             else:
@@ -293,7 +295,8 @@ def _advice_if_failed(name: str, status: Json) -> str:
     said = (status.get("message") or "", (status.get("failure") or {}).get("message") or "")
     if lacks := _NO_MODULE.search("\n".join(said)):
         install = "kubectl dtj submit --requirements requirements.txt ... installs"
-        return f"{install} packages that the image lacks, such as {lacks[1]}{logs}"
+        own = "if it is a file of yours, correct the import, or see what submit has not sent"
+        return f"{install} packages that the image lacks, such as {lacks[1]}; {own}{logs}"
     return f"correct the cause above and submit the job again{logs}"
 
 
