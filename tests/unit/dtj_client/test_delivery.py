@@ -66,6 +66,8 @@ def test_claim_for_code_is_refused_without_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize("code", [True, False])
 def test_python_is_one_rank_in_a_pod_with_several_gpus(tmp_path: Path, code: bool) -> None:
     """Else the operator would count a rank for each GPU, of which only one would start."""
+    for name in ("train.py", "a.py"):
+        (tmp_path / name).touch()
     for text, processes in (
         *(("python train.py", 1), ("torchrun train.py", None), ("python -m dtj.recipes.a", 1)),
         *(("python -m lightning_train", 1), ("python -u train.py torchrun", 1), ("python -c dtj", 1)),
@@ -200,6 +202,21 @@ def test_folder_is_not_a_program(tmp_path: Path, program: str) -> None:
         return
     with pytest.raises(ClientError, match=r"is a folder\n  fix: name the file to run"):
         delivery.prepare(request, {}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["trian.py"],
+        ["python", "-u", "trian.py", "--lr", "1"],
+        ["torchrun", "--nproc-per-node", "2", "trian.py"],
+        ["uv", "run", "python3", "trian.py"],
+        ["dtj", "run", "--nproc", "2", "trian.py"],
+    ],
+)
+def test_misspelt_script_behind_a_launcher_has_a_near_name(folder: Path, command: list[str]) -> None:
+    with pytest.raises(ClientError, match=r"no file trian.py in /.*\n  fix: did you mean train.py"):
+        delivery.prepare(Request(name="digits", command=command), {}, folder)
 
 
 def test_misspelt_program_has_a_near_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from dtj_client.errors import ClientError
 from dtj_client.programs import accelerate
-from dtj_client.programs.launchers import count_processes
+from dtj_client.programs.launchers import count_processes, script_of
 from dtj_client.submission.manifest import Request, job
 
 WRAPPERS = [[], ["uv", "run", "--extra", "gpu"], ["conda", "run", "-n", "a"], ["env", "A=1", "nice"]]
@@ -98,6 +98,11 @@ def test_options_of_accelerate_without_a_value_are_known() -> None:
             "--num_processes 8, --machine_rank 0: this would be the same in all 2 pods\n  fix: leave it out",
         ),
         (["deepspeed", "--num_gpus=8", "a.py"], "deepspeed starts ranks on other machines by ssh"),
+        (["srun", "python", "a.py"], "srun starts ranks on machines that Slurm or ssh gives it"),
+        (
+            ["/usr/bin/mpirun", "-np", "4", "a.py"],
+            "mpirun starts ranks on machines that Slurm or ssh gives it",
+        ),
     ],
 )
 @pytest.mark.parametrize("wrapper", WRAPPERS)
@@ -149,3 +154,22 @@ def test_processes_of_a_program_behind_a_wrapper(
 def test_script_that_a_wrapper_runs_is_one_process() -> None:
     spec = job(Request(name="a", command=["uv", "run", "train.py"], gpus=8), with_code=False)["spec"]
     assert count_processes(spec).startswith("processesPerReplica: 1: train.py starts one process in each pod")
+
+
+@pytest.mark.parametrize(
+    ("command", "script"),
+    [
+        ("train.py --lr 1", "train.py"),
+        ("nvidia-smi -L", "nvidia-smi"),
+        ("env A=1 python -u train.py", "train.py"),
+        ("bash run.sh", "run.sh"),
+        ("dtj run --nproc 2 train.py", "train.py"),
+        ("python /opt/bench.py", ""),
+        ("python -m package.train", ""),
+        ("torchrun -m package.train", ""),
+        ("python", ""),
+        ("bash -c true", ""),
+    ],
+)
+def test_script_of_a_command_is_the_file_of_the_user(command: str, script: str) -> None:
+    assert script_of(command.split()) == script

@@ -7,6 +7,7 @@ train in each pod for itself or wait for pods that do not come.
 import re
 import shlex
 from collections.abc import Sequence
+from itertools import dropwhile
 
 from dtj_client import amounts
 from dtj_client.errors import ClientError
@@ -26,6 +27,8 @@ _LAUNCHER_IN_PYTHON = re.compile(
     r"|deepspeed\.launcher\.\S+|lightning(?:[._]fabric\S*)?)"
     r"|(?:\S*/)?(?:torchrun|accelerate|accelerate-launch|deepspeed|dtj))(?: |$)"
 )
+_OF_MPI = ("srun", "mpirun", "mpiexec", "horovodrun")
+_PLAIN_OPTION = re.compile(f"-{torchrun.OPTIONS_OF_PYTHON}+")
 _THIS_MACHINE = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[?::1\]?)(:\d+)?")
 
 
@@ -35,8 +38,14 @@ def for_pods(words: Sequence[str], replicas: int, *, on_cpus: bool) -> list[str]
     on_cpus  the pods have no accelerators
     """
     wrapper, program = wrappers.split(words)
-    if program[0].rpartition("/")[2] == "deepspeed":
+    name = program[0].rpartition("/")[2]
+    if name == "deepspeed":
         raise ClientError(DEEPSPEED, DEEPSPEED_FIX)
+    if name in _OF_MPI:
+        raise ClientError(
+            f"{name} starts ranks on machines that Slurm or ssh gives it, which pods do not have",
+            "write torchrun or dtj run instead: the job says where the ranks are",
+        )
     if launch := accelerate.clean(program, on_cpus=on_cpus):
         if launch.left_out:
             said = ", ".join(f"--{name} {value}" for name, value in launch.left_out)
@@ -57,6 +66,24 @@ def for_pods(words: Sequence[str], replicas: int, *, on_cpus: bool) -> list[str]
                     f"leave out what the job says: -- {left}",
                 )
     return list(words)
+
+
+def script_of(words: Sequence[str]) -> str:
+    """The file of the user that a command runs, behind wrappers, launchers, python and shells.
+
+    The program itself if it is none of these. A file that is named absolutely, and so of the image, and a
+    module are "".
+    """
+    program = wrappers.split(words)[1]
+    if launch := torchrun.clean(program) or torchrun.of_dtj(program):
+        rest = launch.words[2 if launch.words[0].rpartition("/")[2] == "dtj" else 1 :]
+    elif re.fullmatch(torchrun.PYTHON, program[0].rpartition("/")[2]):
+        rest = list(dropwhile(_PLAIN_OPTION.fullmatch, program[1:]))
+    elif program[0].rpartition("/")[2] in torchrun.SHELLS:
+        rest = program[1:]
+    else:
+        return program[0]
+    return rest[0] if rest and not rest[0].startswith(("-", "/")) else ""
 
 
 def count_processes(spec: Json, *, of_pods: bool = False) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dtj_client.errors import ClientError
 from dtj_client.kube.kubectl import Json, Kubectl
-from dtj_client.programs.launchers import count_processes
+from dtj_client.programs.launchers import count_processes, script_of
 from dtj_client.programs.torchrun import SHELLS
 from dtj_client.progress import Progress, ignore
 from dtj_client.submission import archive, manifest
@@ -111,7 +111,10 @@ def _pack(
     if packages := request.requirements:
         extra = {**extra, packages.path: packages.text, **packages.others}
     if folder is not None:
-        _check_file(request.command[0], folder, extra)
+        script, program = script_of(request.command), request.command[0]
+        # Alone it may be a command of the image.
+        if script.endswith(".py") or (script.endswith(".sh") and script != program):
+            _check_file(script, folder, extra)
     job = manifest.job(request, with_code=True, template=template)
     claim = claim or _claim_of(job)
     with bar("packing") as progress:
@@ -131,11 +134,13 @@ def _pack(
 
 
 def _check_file(program: str, folder: Path, extra: Mapping[str, str]) -> None:
-    """Raise ClientError if there is no such Python file."""
-    if not program.endswith(".py") or program in extra or (folder / program).is_file():
+    """Raise ClientError if there is no such file."""
+    if program in extra or (folder / program).is_file():
         return
     where = "this folder" if folder == Path.cwd() or folder == Path() else str(folder)
-    near = get_close_matches(program, [each.name for each in folder.glob("*.py")], n=1, cutoff=0.75)
+    near = get_close_matches(
+        program, [each.name for each in folder.glob(f"*{Path(program).suffix}")], n=1, cutoff=0.75
+    )
     fix = f"did you mean {near[0]}?" if near else "change to the folder of the program, or name it"
     raise ClientError(f"there is no file {program} in {where}", fix)
 
