@@ -164,6 +164,8 @@ def test_script_that_a_wrapper_runs_is_one_process() -> None:
         ("env A=1 python -u train.py", "train.py"),
         ("bash run.sh", "run.sh"),
         ("dtj run --nproc 2 train.py", "train.py"),
+        ("env -C src python train.py", ""),
+        ("uv run --directory=src train.py", ""),
         ("python /opt/bench.py", ""),
         ("python -m package.train", ""),
         ("torchrun -m package.train", ""),

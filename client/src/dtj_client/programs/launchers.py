@@ -28,6 +28,7 @@ _LAUNCHER_IN_PYTHON = re.compile(
     r"|(?:\S*/)?(?:torchrun|accelerate|accelerate-launch|deepspeed|dtj))(?: |$)"
 )
 _OF_MPI = ("srun", "mpirun", "mpiexec", "horovodrun")
+_CHANGE_FOLDER = ("-C", "--chdir", "--cwd", "--directory")
 _PLAIN_OPTION = re.compile(f"-{torchrun.OPTIONS_OF_PYTHON}+")
 _THIS_MACHINE = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[?::1\]?)(:\d+)?")
 
@@ -71,10 +72,12 @@ def for_pods(words: Sequence[str], replicas: int, *, on_cpus: bool) -> list[str]
 def script_of(words: Sequence[str]) -> str:
     """The file of the user that a command runs, behind wrappers, launchers, python and shells.
 
-    The program itself if it is none of these. A file that is named absolutely, and so of the image, and a
-    module are "".
+    The program itself if it is none of these. It is "" for a module, for a file that is named absolutely,
+    and so of the image, and behind a wrapper that changes the folder.
     """
-    program = wrappers.split(words)[1]
+    wrapper, program = wrappers.split(words)
+    if any(word.partition("=")[0] in _CHANGE_FOLDER for word in wrapper):
+        return ""
     if launch := torchrun.clean(program) or torchrun.of_dtj(program):
         rest = launch.words[2 if launch.words[0].rpartition("/")[2] == "dtj" else 1 :]
     elif re.fullmatch(torchrun.PYTHON, program[0].rpartition("/")[2]):
