@@ -16,6 +16,7 @@ from dtj_operator.model.views import PodGroupView, PodView, WorkloadView
 
 _WORD = re.compile(r"\w")
 _GROUP = re.compile(r"^ +\| ")  # before each line of an exception of an ExceptionGroup
+_CUT = 2000  # characters of a log, of which the kubelet keeps the last 2,048 bytes
 _OF_TORCHRUN = re.compile(r"^[EW]\d{4} .*torch/distributed/elastic/", re.MULTILINE)  # warning or error
 
 
@@ -72,7 +73,10 @@ def tail(text: str, limit: int) -> str:
 def before_launcher(output: str) -> str:
     """What a program wrote before torchrun summed up its failure; all, if it wrote nothing."""
     said = _OF_TORCHRUN.search(output)
-    return output[: said.start()].rstrip() or output if said else output
+    own = output[: said.start()].rstrip() if said else output
+    if said and len(output) >= _CUT:  # the first line may be the end of one of torchrun's
+        own = own.partition("\n")[2]
+    return own or output
 
 
 def headline(message: str) -> str:

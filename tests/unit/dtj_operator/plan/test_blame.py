@@ -399,6 +399,14 @@ train.py FAILED
 """
 
 
+def test_end_of_a_line_of_torchrun_is_not_shown_as_the_error() -> None:
+    """The kubelet keeps the end of a log: here it begins in a warning of torchrun."""
+    written = f"s 13 closing signal SIGTERM\n{OF_TORCHRUN}{'-' * 2000}"
+    verdict = plan(FOUR.but(pod(1).crashed(message=written)).snapshot()).verdict
+    assert isinstance(verdict, Restart)
+    assert verdict.fault.message != "s 13 closing signal SIGTERM"
+
+
 @pytest.mark.parametrize(
     ("own", "message"),
     [
