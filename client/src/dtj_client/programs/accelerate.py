@@ -40,7 +40,7 @@ def clean(words: Sequence[str], *, on_cpus: bool = False) -> Launch | None:
     if not size:
         return None
     given: dict[str, str] = {}
-    launch, others, rest = Launch(list(words[:size])), list[str](), list(words[size:])
+    launch, others, rest = Launch(list(words[:size]), size), list[str](), list(words[size:])
     while rest and rest[0].startswith("-"):
         name, value, taken = take_option(rest, _SWITCHES)
         if (place := name.replace("-", "_")) in PLACE:

@@ -57,8 +57,7 @@ def for_pods(words: Sequence[str], replicas: int, *, on_cpus: bool) -> list[str]
         return [*wrapper, *launch.words]
     if launch := torchrun.clean(program) or torchrun.of_dtj(program):
         ranks = [] if launch.processes is None else [f"--nproc-per-node={launch.processes}"]
-        begin = 2 if launch.words[0].rpartition("/")[2] == "dtj" else 1
-        left = shlex.join([*wrapper, *launch.words[:begin], *ranks, *launch.words[begin:]])
+        left = shlex.join([*wrapper, *launch.words[: launch.size], *ranks, *launch.words[launch.size :]])
         for name, value in launch.left_out:
             if _is_for_one_machine(name, value, replicas):
                 said = f"--{name} {value}".strip()
@@ -79,7 +78,7 @@ def script_of(words: Sequence[str]) -> str:
     if any(word.partition("=")[0] in _CHANGE_FOLDER for word in wrapper):
         return ""
     if launch := torchrun.clean(program) or torchrun.of_dtj(program):
-        rest = launch.words[2 if launch.words[0].rpartition("/")[2] == "dtj" else 1 :]
+        rest = launch.words[launch.size :]
     elif re.fullmatch(torchrun.PYTHON, program[0].rpartition("/")[2]):
         rest = list(dropwhile(_PLAIN_OPTION.fullmatch, program[1:]))
     elif program[0].rpartition("/")[2] in torchrun.SHELLS:

@@ -17,10 +17,12 @@ class Launch:
 
     processes   ranks per pod; None: not said
     left_out    names and values of options that the operator sets
+    size        of these words, how many name the launcher
     notes       what is different from the command that was given
     """
 
     words: list[str]
+    size: int
     processes: int | str | None = None
     left_out: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -44,7 +46,7 @@ def of_dtj(words: Sequence[str]) -> Launch | None:
 
 
 def _clean(words: Sequence[str], size: int, program: list[str]) -> Launch:
-    launch = Launch(program)
+    launch = Launch(program, len(program))
     gives_local_rank = words[size - 1] == _LAUNCH
     is_train = words[size - 1] == "train"
     rest = list(words[size:])
